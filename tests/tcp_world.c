@@ -116,7 +116,7 @@ static void seat_listen(void *arg, td__link_fn fn, void *fn_arg)
 
 static const struct td__link_source thread_source = {
     .connect = seat_connect,
-    .approach = seat_connect,
+    .connect_briefly = seat_connect,
     .accept = seat_accept,
     .describe = seat_describe,
     .listen = seat_listen,

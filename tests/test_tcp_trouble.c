@@ -268,10 +268,10 @@ TEST(a_slow_rank_is_waited_for)
     tcp_world_run(4, NULL, one_is_slow, NULL);
 }
 
-/* ---- Noise ----------------------------------------------------------------------------------- */
+/* ---- Garbage --------------------------------------------------------------------------------- */
 
-/* Rank 1 sends bytes that mean nothing: true there. */
-static bool makes_noise(struct seat *seat)
+/* Rank 1 sends bytes that are not a frame, and returns true. */
+static bool sends_garbage(struct seat *seat)
 {
     char bytes[200];
     meet_all(seat);
@@ -283,28 +283,28 @@ static bool makes_noise(struct seat *seat)
     return true;
 }
 
-static void noise(struct seat *seat)
+static void garbage(struct seat *seat)
 {
-    if (makes_noise(seat))
+    if (sends_garbage(seat))
         return;
     CHECK_FAILS(call(seat, seat_call(seat, TD_OP_BROADCAST, 8 * MANY, TD_F32)), TD_ERR_MISMATCH,
-                "is no message of a collective");
+                "not a frame of a collective");
 }
 
-static void noise_instead(struct seat *seat)
+static void garbage_instead(struct seat *seat)
 {
-    if (makes_noise(seat))
+    if (sends_garbage(seat))
         return;
     CHECK_FAILS(call(seat, seat_call(seat, TD_OP_ALL_REDUCE, 8, TD_F32)), TD_ERR_MISMATCH,
-                "is no message of a collective");
+                "not a frame of a collective");
 }
 
-TEST(noise_is_noticed)
+TEST(garbage_is_detected)
 {
     static const int bytes[] = {0, 'T', 255};
     for (size_t i = 0; i < LENGTH(bytes); i++) {
-        tcp_world_run(2, NULL, noise, &bytes[i]);
-        tcp_world_run(2, NULL, noise_instead, &bytes[i]);
+        tcp_world_run(2, NULL, garbage, &bytes[i]);
+        tcp_world_run(2, NULL, garbage_instead, &bytes[i]);
     }
 }
 

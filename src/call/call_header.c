@@ -96,8 +96,8 @@ bool td__header_read(const uint8_t *bytes, struct td__call_header *header)
         return false;
     if (read.kind >= TD__COLLECTIVES || !td_dtype_size((td_dtype)read.dtype))
         return false;
-    if (read.type == TD__HEADER_GOODBYE &&
-        (read.payload > TD__GOODBYE_TEXT || read.op == TD_OK || read.op > TD_ERR_ABORTED))
+    if (read.type == TD__HEADER_FAILURE &&
+        (read.payload > TD__FAILURE_TEXT || read.op == TD_OK || read.op > TD_ERR_ABORTED))
         return false;
     if (read.type == TD__HEADER_CALL && read.payload)
         return false;

@@ -1,7 +1,7 @@
 /* The header of every frame of a collective over sockets: it identifies the call.
  *
  *     0   magic 'T', type, kind, dtype        one byte each
- *     4   operation of a reduction, or the status of a goodbye; number of the algorithm
+ *     4   operation of a reduction, or the status of a failure; number of the algorithm
  *                                             two bytes each
  *     8   root                                four bytes
  *    12   sequence number, its low half       four bytes
@@ -18,12 +18,12 @@
 
 #include "call/operation.h"
 
-enum { TD__HEADER_BYTES = 48, TD__GOODBYE_TEXT = TD__REASON_TEXT };
+enum { TD__HEADER_BYTES = 48, TD__FAILURE_TEXT = TD__REASON_TEXT };
 
 enum td__header_type {
     TD__HEADER_DATA = 1,
-    TD__HEADER_GOODBYE, /* the sender has failed; the payload is the error text, at most
-                           TD__GOODBYE_TEXT bytes */
+    TD__HEADER_FAILURE, /* the sender has failed; the payload is the error text, at most
+                           TD__FAILURE_TEXT bytes */
     TD__HEADER_CALL,    /* the sender waits in this call; no payload */
 };
 

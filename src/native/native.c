@@ -290,10 +290,10 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
     group->history = native->history;
     group->trace.quick = !topology.several_hosts;
     if (native->comm) {
-        native->comm->outside = topology.several_hosts
-                                    ? check_from_comm
-                                    : NULL; /* one host: the comm has all failures */
-        native->comm->outside_arg = native;
+        native->comm->check = topology.several_hosts
+                                  ? check_from_comm
+                                  : NULL; /* one host: the comm has all failures */
+        native->comm->callback_arg = native;
         native->comm->explain = explain;
         native->comm->find_cause = find_cause;
     }

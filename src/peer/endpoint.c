@@ -272,10 +272,10 @@ td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t
     return td__endpoint_explain(endpoint, rank, status, deadline);
 }
 
-bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note)
+bool td__endpoint_is_unresponsive(struct td__endpoint *endpoint, int rank, bool note)
 {
     struct td__card *peer = &endpoint->peers[rank];
     if (note)
-        atomic_store(&peer->deaf, true);
-    return atomic_load(&peer->deaf);
+        atomic_store(&peer->unresponsive, true);
+    return atomic_load(&peer->unresponsive);
 }

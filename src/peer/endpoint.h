@@ -196,7 +196,7 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group);
 
 /** Whether `rank` is known not to receive: a send to it has timed out on leaving. `note` records that one has
  *  now. */
-bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note);
+bool td__endpoint_is_unresponsive(struct td__endpoint *endpoint, int rank, bool note);
 
 /* ---- Shared memory (ranks of one host) ------------------------------------------------------- */
 

@@ -31,7 +31,7 @@ struct td__card {
     int host;                     /* its number */
     struct td__shared_view *view; /* of its arena; NULL: not mapped yet */
 
-    atomic_bool deaf; /* it did not take what was sent to it on leaving */
+    atomic_bool unresponsive; /* it did not take what was sent to it on leaving */
 
     /* Of the failure detector. `presence` and `wanted` belong to all threads; the rest to the one that examines
      * the endpoint (domain.h). */

@@ -139,7 +139,7 @@ static td_status fail_timeout(struct td__shm_comm *comm, const struct td__operat
                 count > 1 ? "have" : "has", called ? "finished its part" : "called it");
     /* Before break_comm(): the last error, with this addition, goes to all members. */
     if (comm->explain)
-        comm->explain(comm->outside_arg, operation);
+        comm->explain(comm->callback_arg, operation);
     return break_comm(comm, TD_ERR_TIMEOUT);
 }
 
@@ -159,7 +159,7 @@ static td_status fail_lost(struct td__shm_comm *comm, const struct td__operation
                            int index)
 {
     TD_TRY(td__shm_state(comm));
-    td_status cause = comm->find_cause ? comm->find_cause(comm->outside_arg, operation) : TD_OK;
+    td_status cause = comm->find_cause ? comm->find_cause(comm->callback_arg, operation) : TD_OK;
     if (cause)
         return break_comm(comm, cause);
     const char *exit_reason = td__endpoint_exit_reason(comm->endpoint, comm->world_ranks[index]);
@@ -240,11 +240,11 @@ static td_status wait_step(struct td__shm_comm *comm, const struct td__operation
         return fail_timeout(comm, operation, index < 0 ? 0 : value);
     if (td__waiting_yields(waiting))
         td__shm_spread(comm, waiting->now);
-    if (!waiting->announced || !comm->outside)
+    if (!waiting->announced || !comm->check)
         return TD_OK;
     waiting->wake_at = TD__NEVER;
-    td_status status = comm->outside(comm->outside_arg, operation, waiting->sleeps,
-                                     &waiting->wake_at);
+    td_status status = comm->check(comm->callback_arg, operation, waiting->sleeps,
+                                   &waiting->wake_at);
     return status ? break_comm(comm, status) : TD_OK;
 }
 

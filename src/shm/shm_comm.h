@@ -117,9 +117,9 @@ struct td__shm_comm {
     /* NULL, or called before a waiting thread sleeps; `sleeps` counts its sleeps in this wait. Fails if the
      * call cannot complete any more, and may set *next, which is TD__NEVER before, to the time of the next
      * check. */
-    td_status (*outside)(void *arg, const struct td__operation *operation, unsigned sleeps,
-                         td__deadline *next);
-    void *outside_arg;
+    td_status (*check)(void *arg, const struct td__operation *operation, unsigned sleeps,
+                       td__deadline *next);
+    void *callback_arg;
     /* NULL, or called after a timeout: adds to the last error what the other ranks are doing. */
     void (*explain)(void *arg, const struct td__operation *operation);
     uint64_t call;         /* the number of the current call in the comm, from 1 */

@@ -1,13 +1,13 @@
 /* The executor; see executor.h.
  *
- * All messages of a round move together: each is sent or received as far as its socket goes, in
- * turns, until all are done. Then come the round's copies and reductions, and the next round.
+ * All transfers of a round proceed together: each is sent or received as far as its socket allows, in turns, until
+ * all are done. Then follow the copies and reductions of the round, and the next round.
  *
- * Waiting costs more than sending. A round trip over loopback takes 11 us where the reader tries again
- * and again, and 100 us where it sleeps. So a rank spins, yields and then sleeps in poll() (base/wait.h).
+ * Waiting costs more than sending. A round trip over loopback takes 11 us if the reader spins, and 100 us if it
+ * sleeps. So a rank spins, yields and then sleeps in poll() (base/wait.h).
  *
- * A sleeper that is woken by a failure, or has slept for long, looks around (links.h): after LOOK_NS for the
- * first time, then after twice as long. */
+ * A sleeper that is woken by a failure, or has slept for long, checks all links (links.h): first after CHECK_NS,
+ * then after twice as long. */
 #include "tcp/executor.h"
 
 #include "base/fail.h"
@@ -21,27 +21,27 @@
 #include <sys/socket.h>
 
 enum {
-    FEW = 4, /* sockets that are tried one by one; of more, poll() says which are ready */
-    LOOK_NS = 100000000, /* asleep, before the first look around */
-    LEFT_NS = 800000000, /* for what a rank that has left sent before */
-    GRACE_MS = 500,      /* to finish messages that have been sent in part, after a failure */
-    NAMED = 8,           /* ranks that a timeout names */
-    REACHED = 64,        /* size of a comm up to which a failure is told to all */
+    FEW = 4, /* sockets that are tried one by one; for more, poll() finds those that are ready */
+    CHECK_NS = 100000000, /* asleep, before the first check of all links */
+    LEFT_NS = 800000000,  /* the wait for data that a rank sent before it left */
+    GRACE_MS = 500,       /* after a failure: to finish frames that have been sent in part */
+    NAMED = 8,            /* ranks that a timeout names */
+    NOTIFIED = 64,        /* the largest comm of which every member is notified of a failure */
 };
 
-/* One round under way. Flows before `sends` send, the others receive. */
+/* One round. The first `sends` of the ios send, the others receive. */
 struct round {
     struct td__executor *executor;
     const struct td__run *run;
     struct td__link_io *ios;
     uint32_t count, sends;
     bool oversubscribed; /* more ranks on this machine than processors */
-    uint32_t begun;      /* flows that have been prepared */
-    uint32_t left;       /* not done */
-    bool woken;          /* it is time to look around */
-    int64_t pause;       /* between the last two looks around; 0: none since something moved */
-    td__deadline next;   /* the next look around */
-    int64_t left_since;  /* a peer is known to have left since then; 0: none is */
+    uint32_t begun;      /* ios that have been prepared */
+    uint32_t left;       /* ios that are not done */
+    bool woken;          /* the links are to be checked now */
+    int64_t pause;       /* between the last two checks; 0: none since a byte was transferred */
+    td__deadline next;   /* the time of the next check */
+    int64_t left_since;  /* when a peer was found to have left; 0: none has */
 };
 
 void td__executor_free(struct td__executor *executor)
@@ -51,11 +51,11 @@ void td__executor_free(struct td__executor *executor)
     free(executor->piece);
 }
 
-static td_status make_room(struct td__executor *executor, const struct td__run *run)
+static td_status reserve(struct td__executor *executor, const struct td__run *run)
 {
     uint32_t count = run->compiled->most_transfers;
     if (!executor->piece) {
-        executor->piece = aligned_alloc(64, TD__FLOW_PIECE);
+        executor->piece = aligned_alloc(64, TD__LINK_PIECE);
         executor->processors = td__processors();
     }
     if (count > executor->capacity) {
@@ -82,7 +82,7 @@ static bool sends(const struct round *round, const struct td__link_io *io)
     return io < round->ios + round->sends;
 }
 
-/* Asks poll() which flows can move; sleeps until the deadline at most, 0: not at all. */
+/* Sets `ready` of the ios by poll(), which sleeps until the deadline at most; 0: not at all. */
 static td_status poll_ios(struct round *round, td__deadline deadline)
 {
     const struct td__run *run = round->run;
@@ -109,9 +109,10 @@ static td_status poll_ios(struct round *round, td__deadline deadline)
         if (td__link_io_done(io))
             continue;
         io->ready = (at->revents & ~(sends(round, io) ? POLLIN : 0)) != 0;
-        /* Where nothing is due comes a goodbye, or the message of one that made another call. */
+        /* If no frame is expected, this is a failure notice, or a frame of another call. */
         if (sends(round, io) && !link_of(round, io)->expected && at->revents & POLLIN)
-            TD_TRY(td__links_look_at(run->links, io->transfer->peer, run->operation, &run->header));
+            TD_TRY(
+                td__links_check_peer(run->links, io->transfer->peer, run->operation, &run->header));
         at++;
     }
     return TD_OK;
@@ -146,8 +147,8 @@ static td_status fail_timeout(const struct round *round)
     return td__links_fail_timeout(links, round->run->operation, ranks);
 }
 
-/* Whether a peer has left, and what it sent before would be here by now. */
-static bool has_left_for_good(struct round *round, int peer, int64_t now)
+/* Whether a peer has left, and the data that it sent before must have arrived by now. */
+static bool has_left(struct round *round, int peer, int64_t now)
 {
     struct td__links *links = round->run->links;
     if (!links->source->exit_reason || !links->source->exit_reason(links->arg, peer))
@@ -159,12 +160,12 @@ static bool has_left_for_good(struct round *round, int peer, int64_t now)
 }
 
 /* After a long wait, or when woken; see links.h. */
-static td_status look_around(struct round *round, int64_t now)
+static td_status check_links(struct round *round, int64_t now)
 {
     const struct td__run *run = round->run;
-    bool patient = now < round->next;
+    bool early = now < round->next;
     round->woken = false;
-    if (!patient) {
+    if (!early) {
         round->pause = round->pause * 2 < TD__LONGEST_SLEEP_NS ? round->pause * 2
                                                                : TD__LONGEST_SLEEP_NS;
         round->next = now + round->pause;
@@ -174,18 +175,18 @@ static td_status look_around(struct round *round, int64_t now)
         int peer = io->transfer->peer;
         if (td__link_io_done(io))
             continue;
-        if (has_left_for_good(round, peer, now))
+        if (has_left(round, peer, now))
             return td__links_fail_end(run->links, peer, run->operation, &run->header, 0);
-        if (patient)
+        if (early)
             continue;
         td__links_exit_reason(run->links, peer); /* watches it */
         if (!sends(round, io) && io->done == 0)
-            td__links_tell(run->links, peer, &run->header, false);
+            td__links_notify(run->links, peer, &run->header, false);
     }
-    return td__links_look_around(run->links, run->operation, &run->header, &round->next);
+    return td__links_check_all(run->links, run->operation, &run->header, &round->next);
 }
 
-static td_status wait_a_while(struct round *round)
+static td_status wait_step(struct round *round)
 {
     td__deadline deadline = round->run->operation->deadline;
     if (td__backoff(&round->executor->backoff, round->oversubscribed)) {
@@ -198,11 +199,11 @@ static td_status wait_a_while(struct round *round)
     if (now >= deadline)
         return fail_timeout(round);
     if (!round->pause) {
-        round->pause = LOOK_NS;
-        round->next = now + LOOK_NS;
+        round->pause = CHECK_NS;
+        round->next = now + CHECK_NS;
     }
     if (round->woken || now >= round->next)
-        TD_TRY(look_around(round, now));
+        TD_TRY(check_links(round, now));
     return poll_ios(round, td__deadline_earlier(deadline, round->next));
 }
 
@@ -226,8 +227,7 @@ static td_status move_ios(struct round *round, bool *moved)
     return TD_OK;
 }
 
-/* Opens the links of a round: first those that this rank has to open, so that nobody waits for one
- * who waits. */
+/* Opens the links of a round: first those to which this rank connects, so that no two ranks wait for each other. */
 static td_status open_links(const struct round *round, const struct td__transfer *transfers)
 {
     struct td__links *links = round->run->links;
@@ -257,14 +257,13 @@ static td_status exchange(struct round *round, const struct td__transfer *transf
             round->executor->backoff.begun = 0;
             round->pause = round->left_since = 0;
         } else {
-            TD_TRY(wait_a_while(round));
+            TD_TRY(wait_step(round));
         }
     }
     return TD_OK;
 }
 
-/* After a failure: goes on with messages that have been sent in part, so that what the receiver finds
- * behind them is a goodbye with the reason. */
+/* After a failure: finishes frames that have been sent in part, so that a failure notice can follow them. */
 static void finish_sends(struct round *round)
 {
     td__deadline deadline = td__deadline_in_ms(GRACE_MS);
@@ -273,11 +272,11 @@ static void finish_sends(struct round *round)
         struct td__tcp_link *link = link_of(round, io);
         while (link->sending && !td__deadline_passed(deadline)) {
             bool moved = false;
-            struct pollfd room = {.fd = link->fd, .events = POLLOUT};
+            struct pollfd out = {.fd = link->fd, .events = POLLOUT};
             if (td__link_io_send(io, round->run, &moved))
                 break;
             if (!moved)
-                poll(&room, 1, td__deadline_poll_ms(deadline));
+                poll(&out, 1, td__deadline_poll_ms(deadline));
         }
     }
 }
@@ -295,23 +294,24 @@ static void run_local(const struct td__run *run, const struct td__step *step)
         memcpy(target, source, bytes);
 }
 
-/* Lets the others know: those on links, and those whom this rank was to meet in a later round. The
- * first one to fail tells everybody, where that is not too many. */
+/* Notifies the members to which there is a link, and those with which this rank exchanges data in a later round. The
+ * first member that fails notifies all members of a comm of up to NOTIFIED. */
 static void fail_run(struct round *round, uint32_t rounds_done, td_status status)
 {
     const struct td__run *run = round->run;
     const struct td__compiled_schedule *compiled = run->compiled;
-    char reason[TD__GOODBYE_TEXT];
+    char reason[TD__FAILURE_TEXT];
     strncpy(reason, td_last_error(), sizeof reason - 1);
     reason[sizeof reason - 1] = '\0';
     finish_sends(round);
-    td__links_say_goodbye(run->links, run->operation, status, reason);
+    td__links_send_failure(run->links, run->operation, status, reason);
     td__deadline deadline = td__deadline_in_ms(GRACE_MS);
     for (uint32_t i = rounds_done; i < compiled->round_count; i++)
         for (uint32_t m = compiled->rounds[i].first_send; m < compiled->rounds[i].end; m++)
-            td__links_reach(run->links, compiled->transfers[m].peer, deadline);
-    for (int i = 0; i < run->links->size && run->links->size <= REACHED && !run->links->heard; i++)
-        td__links_reach(run->links, i, deadline);
+            td__links_send_failure_to(run->links, compiled->transfers[m].peer, deadline);
+    for (int i = 0;
+         i < run->links->size && run->links->size <= NOTIFIED && !run->links->failure_received; i++)
+        td__links_send_failure_to(run->links, i, deadline);
     td_fail(status, "%s", reason);
 }
 
@@ -319,7 +319,7 @@ td_status td__executor_run(struct td__executor *executor, struct td__run *run)
 {
     const struct td__compiled_schedule *compiled = run->compiled;
     struct round round = {.executor = executor, .run = run};
-    td_status status = make_room(executor, run);
+    td_status status = reserve(executor, run);
     run->piece = executor->piece;
     uint32_t done = 0;
     for (; !status && done < compiled->round_count; done += !status) {

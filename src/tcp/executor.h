@@ -1,4 +1,4 @@
-/* Runs programs over sockets, round by round. */
+/* Runs compiled schedules over sockets, round by round. */
 #ifndef TD_TCP_EXECUTOR_H
 #define TD_TCP_EXECUTOR_H
 
@@ -7,7 +7,7 @@
 
 struct pollfd;
 
-/** What is kept between runs. Zeroed at first. */
+/** The memory that is kept between runs. Zero-initialized. */
 struct td__executor {
     struct td__link_io *ios;
     struct pollfd *polled;
@@ -20,8 +20,8 @@ struct td__executor {
 void td__executor_free(struct td__executor *executor);
 
 /**
- * Carries out `run`, whose `piece` is filled in here. Returns when all rounds are done, or with the
- * first failure; the links are then of no more use but for a goodbye.
+ * Runs `run`, and sets its `piece`. Returns when all rounds are done, or with the first failure, of which it has
+ * notified the other members; the links cannot be used any more then.
  */
 td_status td__executor_run(struct td__executor *executor, struct td__run *run);
 

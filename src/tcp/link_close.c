@@ -1,10 +1,11 @@
-/* Goodbyes; see links.h.
+/* Failure notices; see links.h.
  *
- * A member that fails says goodbye on every link: a header and one sentence, which the others hand
- * on. So all members give the same reason, whoever noticed it first. A goodbye stands between two
- * messages; a link in the middle of one is shut instead.
+ * A member that fails sends a failure notice on every link: a header and the error text. The receivers fail with
+ * that text and send it on, so all members report the same cause. A notice can only stand between two frames; a
+ * link on which a frame has been sent in part is shut down instead.
  *
- * Whoever cannot be told on its link is told on the side; whoever links up later finds a goodbye. */
+ * A member that cannot be notified on its link is notified by a side link. A member that connects later receives
+ * the notice at once. */
 #include "base/fail.h"
 #include "tcp/links.h"
 #include "os/socket.h"
@@ -18,83 +19,84 @@
 #include <unistd.h>
 
 enum {
-    REST_MS = 500,   /* for the rest of a goodbye that has begun to come */
-    REASON_MS = 500, /* for what explains the end of a link */
+    REST_MS = 500,  /* the wait for the rest of a notice */
+    CAUSE_MS = 500, /* the wait for the cause of the end of a link */
 };
 
-/* ---- Saying ---------------------------------------------------------------------------------- */
+/* ---- Sending --------------------------------------------------------------------------------- */
 
-/* Small, and nothing else is on its way: what does not go out at once will not go out. */
-static void send_goodbye(const struct td__links *links, int fd)
+/* A notice is small, and nothing is queued before it: what cannot be sent at once will never be sent. */
+static void send_notice(const struct td__links *links, int fd)
 {
-    ssize_t sent = send(fd, links->goodbye, links->goodbye_size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t sent = send(fd, links->failure_notice, links->failure_notice_size,
+                        MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)sent;
     shutdown(fd, SHUT_WR);
 }
 
-/* On the endpoint's thread: somebody came too late. */
+/* On the endpoint's thread: a member has connected after the failure. */
 static void on_late_link(void *arg, int rank, int fd)
 {
     (void)rank;
-    send_goodbye(arg, fd);
+    send_notice(arg, fd);
     close(fd);
 }
 
-void td__links_say_goodbye(struct td__links *links, const struct td__operation *operation,
-                           td_status status, const char *reason)
+void td__links_send_failure(struct td__links *links, const struct td__operation *operation,
+                            td_status status, const char *reason)
 {
-    size_t size = strnlen(reason, TD__GOODBYE_TEXT);
-    if (links->goodbye)
+    size_t size = strnlen(reason, TD__FAILURE_TEXT);
+    if (links->failure_notice)
         return;
-    links->goodbye = malloc(TD__HEADER_BYTES + size);
-    if (links->goodbye) {
+    links->failure_notice = malloc(TD__HEADER_BYTES + size);
+    if (links->failure_notice) {
         struct td__call_header header = td__header_of(operation, operation->call.count, 0, 0);
-        header.type = TD__HEADER_GOODBYE;
+        header.type = TD__HEADER_FAILURE;
         header.op = (uint16_t)status;
         header.payload = size;
-        td__header_write(&header, links->goodbye);
-        memcpy(links->goodbye + TD__HEADER_BYTES, reason, size);
-        links->goodbye_size = TD__HEADER_BYTES + size;
+        td__header_write(&header, links->failure_notice);
+        memcpy(links->failure_notice + TD__HEADER_BYTES, reason, size);
+        links->failure_notice_size = TD__HEADER_BYTES + size;
     }
     for (int i = 0; i < links->size; i++) {
         struct td__tcp_link *link = &links->at[i];
-        if (link->fd >= 0 && links->goodbye && !link->sending)
-            send_goodbye(links, link->fd);
+        if (link->fd >= 0 && links->failure_notice && !link->sending)
+            send_notice(links, link->fd);
         else if (link->fd >= 0)
             shutdown(link->fd, SHUT_WR);
-        if (link->side >= 0 && links->goodbye)
-            send_goodbye(links, link->side);
+        if (link->side >= 0 && links->failure_notice)
+            send_notice(links, link->side);
     }
-    if (links->goodbye)
+    if (links->failure_notice)
         links->source->listen(links->arg, on_late_link, links);
 }
 
-void td__links_reach(struct td__links *links, int peer, td__deadline deadline)
+void td__links_send_failure_to(struct td__links *links, int peer, td__deadline deadline)
 {
     struct td__tcp_link *link = &links->at[peer];
-    bool told = (link->fd >= 0 && !link->sending) || link->side >= 0;
-    bool gone = links->source->exit_reason && links->source->exit_reason(links->arg, peer);
-    if (!links->goodbye || peer == links->index || told || gone)
+    bool notified = (link->fd >= 0 && !link->sending) || link->side >= 0;
+    bool ended = links->source->exit_reason && links->source->exit_reason(links->arg, peer);
+    if (!links->failure_notice || peer == links->index || notified || ended)
         return;
-    if (links->source->approach(links->arg, peer, deadline, &link->side))
+    if (links->source->connect_briefly(links->arg, peer, deadline, &link->side))
         link->side = -1;
     else
-        send_goodbye(links, link->side);
+        send_notice(links, link->side);
 }
 
-/* ---- Hearing --------------------------------------------------------------------------------- */
+/* ---- Receiving ------------------------------------------------------------------------------- */
 
-/* Fails as `peer` has. The rest of the text is still in the link. */
-static td_status take_goodbye(struct td__links *links, int peer, int fd,
-                              const struct td__operation *operation,
-                              const struct td__call_header *header, const void *text, size_t size)
+/* Fails with the status and text of `peer`. The rest of the text has not been received yet. */
+static td_status take_notice(struct td__links *links, int peer, int fd,
+                             const struct td__operation *operation,
+                             const struct td__call_header *header, const void *text, size_t size)
 {
-    char reason[TD__GOODBYE_TEXT + 1];
+    char reason[TD__FAILURE_TEXT + 1];
     size_t all = (size_t)header->payload;
     if (size > all)
         size = all;
     memcpy(reason, text, size);
-    links->heard = true;
+    links->failure_received = true;
     if (size < all && td__recv_all(fd, reason + size, all - size, td__deadline_in_ms(REST_MS)))
         all = size;
     reason[all] = '\0';
@@ -109,19 +111,22 @@ static td_status take_goodbye(struct td__links *links, int peer, int fd,
                    links->source->describe(links->arg, peer), reason);
 }
 
-td_status td__links_judge(struct td__links *links, int peer, int fd,
-                          const struct td__operation *operation, const struct td__call_header *mine,
-                          const struct td__call_header *theirs, const void *text, size_t size)
+td_status td__links_check_header(struct td__links *links, int peer, int fd,
+                                 const struct td__operation *operation,
+                                 const struct td__call_header *mine,
+                                 const struct td__call_header *theirs, const void *text,
+                                 size_t size)
 {
-    if (theirs->type == TD__HEADER_GOODBYE)
-        return take_goodbye(links, peer, fd, operation, theirs, text, size);
+    if (theirs->type == TD__HEADER_FAILURE)
+        return take_notice(links, peer, fd, operation, theirs, text, size);
 
-    /* Who waited in an earlier turn has gone on since. */
+    /* A peer that waited in an earlier turn waits no more. */
     if (theirs->type == TD__HEADER_CALL &&
         (theirs->turn < mine->turn || td__header_same_call(theirs, mine)))
         return TD_OK;
-    if (!td__header_differs(theirs, mine) && theirs->past != mine->past && links->source->recall)
-        TD_TRY(links->source->recall(links->arg, peer, operation));
+    if (!td__header_differs(theirs, mine) && theirs->past != mine->past &&
+        links->source->compare_calls)
+        TD_TRY(links->source->compare_calls(links->arg, peer, operation));
     char me[256];
     strncpy(me, links->source->describe(links->arg, links->index), sizeof me - 1);
     me[sizeof me - 1] = '\0';
@@ -129,30 +134,29 @@ td_status td__links_judge(struct td__links *links, int peer, int fd,
                                links->source->describe(links->arg, peer));
 }
 
-td_status td__links_fail_noise(struct td__links *links, int peer,
-                               const struct td__operation *operation)
+td_status td__links_fail_invalid(struct td__links *links, int peer,
+                                 const struct td__operation *operation)
 {
     return td_fail(TD_ERR_MISMATCH,
-                   "%s: what %s sent is no message of a collective; all ranks must run the same "
-                   "version of Tandem",
+                   "%s: %s has sent bytes that are not a frame of a collective; all ranks must run "
+                   "the same version of Tandem",
                    td__operation_describe(operation), links->source->describe(links->arg, peer));
 }
 
-/* Fails where a member has ended, or says why it has failed. A peer that has only left has perhaps done so because of
- * that, and this rank may not know it yet: waits for REASON_MS. `peer` is -1 where nothing needs to be waited for. */
+/* Fails if a member has ended, or has sent a failure notice. A peer that has left may have left because of a failure
+ * that this rank does not know yet, so this waits for CAUSE_MS; not if `peer` is -1. */
 static td_status await_cause(struct td__links *links, const struct td__operation *operation,
                              const struct td__call_header *mine, int peer)
 {
-    td__deadline deadline = td__deadline_earlier(operation->deadline,
-                                                 td__deadline_in_ms(REASON_MS));
+    td__deadline deadline = td__deadline_earlier(operation->deadline, td__deadline_in_ms(CAUSE_MS));
     td__links_watch(links);
     for (;;) {
         struct pollfd none[1];
         bool woken;
         td__deadline next = deadline;
-        TD_TRY(td__links_look_around(links, operation, mine, &next));
+        TD_TRY(td__links_check_all(links, operation, mine, &next));
         if (peer < 0 || td__deadline_passed(deadline) ||
-            (!links->outside && td__links_exit_reason(links, peer)))
+            (!links->check && td__links_exit_reason(links, peer)))
             return TD_OK;
         td__links_sleep(links, none, 0, next, &woken);
     }
@@ -172,7 +176,7 @@ td_status td__links_fail_end(struct td__links *links, int peer,
                              const struct td__operation *operation,
                              const struct td__call_header *mine, int error)
 {
-    /* What TLS found is certain, while the other rank may only seem to have gone because of it. */
+    /* An error of TLS is the cause; the end of the connection is its consequence. */
     const char *complaint = error == EBADMSG ? TD__TLS_CHANGED
                                              : td__tls_complaint(links->at[peer].fd);
     td__links_exit_reason(links, peer); /* watches it */

@@ -151,13 +151,13 @@ static td_status handle_other_header(const struct td__run *run, int peer,
 {
     struct td__call_header theirs;
     if (!td__header_read(bytes, &theirs))
-        return td__links_fail_noise(run->links, peer, run->operation);
-    return td__links_judge(run->links, peer, run->links->at[peer].fd, run->operation, mine, &theirs,
-                           text, size);
+        return td__links_fail_invalid(run->links, peer, run->operation);
+    return td__links_check_header(run->links, peer, run->links->at[peer].fd, run->operation, mine,
+                                  &theirs, text, size);
 }
 
 /* Checks the header, the first of `parts`, in which `*got` bytes have been received. Drops headers that do not
- * concern this call (td__links_judge()), so that `parts` then have the beginning of the expected frame. */
+ * concern this call (td__links_check_header()), so that `parts` then have the beginning of the expected frame. */
 static td_status check_header(struct td__link_io *io, const struct td__run *run,
                               struct iovec *parts, size_t *got)
 {
@@ -167,7 +167,7 @@ static td_status check_header(struct td__link_io *io, const struct td__run *run,
     td__header_write(&mine, expected);
     parts[0] = (struct iovec){.iov_base = io->header, .iov_len = TD__HEADER_BYTES};
     while (*got >= TD__HEADER_BYTES && memcmp(io->header, expected, TD__HEADER_BYTES) != 0) {
-        char text[TD__GOODBYE_TEXT];
+        char text[TD__FAILURE_TEXT];
         size_t size = 0, extra = *got - TD__HEADER_BYTES;
         for (int i = 1; size < extra && size < sizeof text; i++) {
             size_t part = min_size(min_size(parts[i].iov_len, extra - size), sizeof text - size);
@@ -208,7 +208,7 @@ static bool add_piece(struct td__link_io *io, const struct td__run *run, struct 
     size_t left = segment_bytes(run, segment) - io->segment_done;
     memcpy(run->piece, io->tail, io->tail_size);
     parts[(*count)++] = (struct iovec){.iov_base = run->piece + io->tail_size,
-                                       .iov_len = min_size(left, TD__FLOW_PIECE - io->tail_size)};
+                                       .iov_len = min_size(left, TD__LINK_PIECE - io->tail_size)};
     return true;
 }
 

@@ -61,10 +61,10 @@ struct td__run {
     struct td__links *links;
     struct td__blocks buffers[3];  /* by enum td__schedule_buffer */
     struct td__call_header header; /* `payload` is set for each transfer */
-    char *piece;                   /* TD__FLOW_PIECE bytes: receive buffer of data to be reduced */
+    char *piece;                   /* TD__LINK_PIECE bytes: receive buffer of data to be reduced */
 };
 
-enum { TD__FLOW_PIECE = 256 << 10 };
+enum { TD__LINK_PIECE = 256 << 10 };
 
 /** The state of a transfer: how much of its frame has been sent or received. */
 struct td__link_io {

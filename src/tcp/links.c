@@ -1,4 +1,4 @@
-/* Links; see links.h. This file opens them and keeps watch on them; goodbyes are in link_close.c. */
+/* Links; see links.h. This file opens, watches and checks them; link_close.c has the failure notices. */
 #include "tcp/links.h"
 
 #include "base/fail.h"
@@ -21,13 +21,13 @@
 #include <unistd.h>
 
 enum {
-    LOOK_MS = 50,   /* of waiting for a link, before the peer is watched */
-    LEFT_MS = 50,   /* for the link of a peer that has left to arrive */
-    ASIDE_MS = 500, /* until one that has not connected is told on the side */
-    FEW_MS = 50,    /* of sleep without a descriptor to be woken by */
+    CHECK_MS = 50,      /* the wait for a link, before the peer is watched */
+    LEFT_MS = 50,       /* the wait for the link of a peer that has left */
+    SIDE_LINK_MS = 500, /* the wait for a link, before the peer is notified by a side link */
+    POLL_MS = 50,       /* the longest sleep without an eventfd */
     BATCH = 16,
-    SIDE_WAIT_MS = 2000, /* for the connection on the side */
-    PARTING_MS = 2000,   /* for what was sent to arrive */
+    SIDE_CONNECT_MS = 2000,
+    CLOSE_MS = 2000, /* the wait until sent data has arrived */
 };
 
 bool td__links_init(struct td__links *links, const struct td__link_source *source, void *arg,
@@ -41,23 +41,23 @@ bool td__links_init(struct td__links *links, const struct td__link_source *sourc
     return links->at;
 }
 
-/* Whether all that was sent has reached the other side, or never will. What has come is thrown away: a
- * socket that is closed with something unread makes the kernel drop what is still on its way. */
+/* Whether all sent data has reached the other side, or never will. Discards received data: if a socket is closed
+ * with unread data, the kernel drops the data that it has not sent yet. */
 static bool has_arrived(int fd)
 {
-    char away[4096];
+    char discarded[4096];
     struct tcp_info info = {0};
     socklen_t size = sizeof info;
     int queued = 0;
-    while (recv(fd, away, sizeof away, MSG_DONTWAIT) > 0)
+    while (recv(fd, discarded, sizeof discarded, MSG_DONTWAIT) > 0)
         ;
-    /* On a unix socket there is no way between the two sides. */
+    /* What is sent on a unix socket has arrived. */
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) || info.tcpi_state == TCP_CLOSE)
         return true;
-    return ioctl(fd, SIOCOUTQ, &queued) || queued <= 1; /* the end counts as one */
+    return ioctl(fd, SIOCOUTQ, &queued) || queued <= 1; /* the FIN counts as one */
 }
 
-/* Closes `*fd`, at once or when all has arrived; false where that must be waited for. */
+/* Closes `*fd`, at once or if all sent data has arrived; false if it has not. */
 static bool close_link(int *fd, bool at_once)
 {
     if (*fd < 0)
@@ -70,25 +70,27 @@ static bool close_link(int *fd, bool at_once)
     return true;
 }
 
-/* All of them together, since two that part from each other each wait for the other to read. */
-static void part(struct td__links *links)
+/* Closes all links together, since two members that close a link each wait for the other one to read. */
+static void close_links(struct td__links *links)
 {
-    td__deadline end = td__deadline_in_ms(PARTING_MS);
-    for (bool parted = false; !parted;) {
+    td__deadline end = td__deadline_in_ms(CLOSE_MS);
+    for (bool closed = false; !closed;) {
         bool late = td__deadline_passed(end);
-        parted = true;
+        closed = true;
         for (int i = 0; i < links->size; i++) {
             const struct td__tcp_link *link = &links->at[i];
             if (link->fd < 0 && link->side < 0)
                 continue;
-            /* Who is gone will not read it, and who does not answer is waited for once. */
-            bool at_once =
-                (links->source->exit_reason && links->source->exit_reason(links->arg, i)) ||
-                (links->source->is_deaf && links->source->is_deaf(links->arg, i, late)) || late;
-            parted &= close_link(&links->at[i].fd, at_once);
-            parted &= close_link(&links->at[i].side, at_once);
+            /* Does not wait for a peer that has ended, and only once for one that does not receive. */
+            bool at_once = (links->source->exit_reason &&
+                            links->source->exit_reason(links->arg, i)) ||
+                           (links->source->is_unresponsive &&
+                            links->source->is_unresponsive(links->arg, i, late)) ||
+                           late;
+            closed &= close_link(&links->at[i].fd, at_once);
+            closed &= close_link(&links->at[i].side, at_once);
         }
-        if (!parted)
+        if (!closed)
             td__sleep_ns(1000000);
     }
 }
@@ -98,9 +100,9 @@ void td__links_free(struct td__links *links)
     if (!links->at)
         return;
     links->source->listen(links->arg, NULL, NULL);
-    part(links);
+    close_links(links);
     free(links->at);
-    free(links->goodbye);
+    free(links->failure_notice);
     if (links->wake_set >= 0)
         close(links->wake_set);
     if (links->wake >= 0)
@@ -116,8 +118,8 @@ static void watch_fd(struct td__links *links, int fd, uint32_t events)
         epoll_ctl(links->wake_set, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* False where it was there already. */
-static bool make_wake_set(struct td__links *links)
+/* False if it exists already, or cannot be created. */
+static bool create_wake_set(struct td__links *links)
 {
     if (links->wake_set >= 0)
         return false;
@@ -145,7 +147,7 @@ void td__links_wake(struct td__links *links)
 
 int td__links_watch(struct td__links *links)
 {
-    make_wake_set(links);
+    create_wake_set(links);
     for (int i = 0; i < links->size && links->wake_set >= 0; i++) {
         watch_fd(links, links->at[i].fd, EPOLLIN | EPOLLONESHOT);
         watch_fd(links, links->at[i].side, EPOLLIN | EPOLLONESHOT);
@@ -166,14 +168,14 @@ static void drain(struct td__links *links)
 int td__links_sleep(struct td__links *links, struct pollfd *polled, uint32_t count,
                     td__deadline deadline, bool *woken)
 {
-    if (make_wake_set(links)) { /* a wake before this had no effect */
+    if (create_wake_set(links)) { /* a wake before this had no effect */
         *woken = true;
         return 0;
     }
     bool wakeable = links->wake_set >= 0;
     polled[count] = (struct pollfd){.fd = links->wake_set, .events = POLLIN};
     if (!wakeable) {
-        deadline = td__deadline_earlier(deadline, td__deadline_in_ms(FEW_MS));
+        deadline = td__deadline_earlier(deadline, td__deadline_in_ms(POLL_MS));
         *woken = true;
     }
     int ready = poll(polled, count + 1, td__deadline_poll_ms(deadline));
@@ -187,7 +189,7 @@ int td__links_sleep(struct td__links *links, struct pollfd *polled, uint32_t cou
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* Both ends are on this machine where they have the same address. */
+/* Both ends are on this machine if they have the same address. */
 static void count_neighbour(struct td__links *links, int peer)
 {
     struct td__address here, there;
@@ -204,18 +206,18 @@ static void count_neighbour(struct td__links *links, int peer)
 static td_status fail_unconnected(struct td__links *links, int peer,
                                   const struct td__operation *operation)
 {
-    char whom[320];
-    snprintf(whom, sizeof whom, "%s, which has not connected; has it made the same call?",
+    char ranks[320];
+    snprintf(ranks, sizeof ranks, "%s, which has not connected; has it made the same call?",
              links->source->describe(links->arg, peer));
-    return td__links_fail_timeout(links, operation, whom);
+    return td__links_fail_timeout(links, operation, ranks);
 }
 
-/* Looks for the reason why `peer` does not connect; its link may be there afterwards. A link that it opened
+/* Fails if there is a reason why `peer` does not connect; its link may be open afterwards. A link that it opened
  * before it left may still be in the handshake, on the endpoint's thread. */
-static td_status look_for_peer(struct td__links *links, int peer,
-                               const struct td__operation *operation,
-                               const struct td__call_header *header, int64_t *left_since,
-                               td__deadline *next)
+static td_status check_unconnected(struct td__links *links, int peer,
+                                   const struct td__operation *operation,
+                                   const struct td__call_header *header, int64_t *left_since,
+                                   td__deadline *next)
 {
     int64_t now = td__now_ns();
     const char *exit_reason = td__links_exit_reason(links, peer);
@@ -224,7 +226,7 @@ static td_status look_for_peer(struct td__links *links, int peer,
     td__deadline left_end = *left_since + LEFT_MS * (int64_t)1000000;
     if (exit_reason && now < left_end)
         *next = td__deadline_earlier(*next, left_end);
-    TD_TRY(td__links_look_around(links, operation, header, next));
+    TD_TRY(td__links_check_all(links, operation, header, next));
     return links->at[peer].fd < 0 && exit_reason && now >= left_end
                ? td__links_fail_end(links, peer, operation, header, 0)
                : TD_OK;
@@ -236,7 +238,7 @@ static td_status accept_link(struct td__links *links, int peer,
 {
     struct td__tcp_link *link = &links->at[peer];
     int64_t left_since = 0;
-    td__deadline tell_at = td__deadline_in_ms(ASIDE_MS), next = td__deadline_in_ms(LOOK_MS);
+    td__deadline notify_at = td__deadline_in_ms(SIDE_LINK_MS), next = td__deadline_in_ms(CHECK_MS);
     while (link->fd < 0) {
         struct pollfd none[1];
         bool woken = false;
@@ -248,16 +250,16 @@ static td_status accept_link(struct td__links *links, int peer,
         if (td__deadline_passed(operation->deadline))
             return fail_unconnected(links, peer, operation);
         td__links_sleep(links, none, 0, td__deadline_earlier(operation->deadline, next), &woken);
-        if (td__deadline_passed(tell_at)) {
-            td__links_tell(links, peer, header, true);
-            tell_at = TD__NEVER;
+        if (td__deadline_passed(notify_at)) {
+            td__links_notify(links, peer, header, true);
+            notify_at = TD__NEVER;
         }
         if (!woken && !td__deadline_passed(next))
             continue;
         if (!woken)
             td__links_watch(links);
-        next = td__deadline_earlier(tell_at, td__now_ns() + TD__LONGEST_SLEEP_NS);
-        TD_TRY(look_for_peer(links, peer, operation, header, &left_since, &next));
+        next = td__deadline_earlier(notify_at, td__now_ns() + TD__LONGEST_SLEEP_NS);
+        TD_TRY(check_unconnected(links, peer, operation, header, &left_since, &next));
     }
     return TD_OK;
 }
@@ -274,47 +276,48 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
     if (status == TD_ERR_PEER)
         status = td__links_find_cause(links, peer, operation, header);
     if (status == TD_ERR_TIMEOUT && links->explain)
-        links->explain(links->outside_arg, operation);
+        links->explain(links->callback_arg, operation);
     if (status)
         return status;
     count_neighbour(links, peer);
     return TD_OK;
 }
 
-/* ---- Waiting for long ------------------------------------------------------------------------ */
+/* ---- Long waits ------------------------------------------------------------------------------ */
 
-/* Others are told the same sentence, so it says who has waited, and where everybody was then. */
+/* The other members report the same text, so it names the rank that has waited, and the progress of all. */
 td_status td__links_fail_timeout(struct td__links *links, const struct td__operation *operation,
-                                 const char *whom)
+                                 const char *ranks)
 {
     char me[256];
     snprintf(me, sizeof me, "%s", links->source->describe(links->arg, links->index));
     td_fail(TD_ERR_TIMEOUT, "%s: %s timed out waiting for %s", td__operation_describe(operation),
-            me, whom);
+            me, ranks);
     if (links->explain)
-        links->explain(links->outside_arg, operation);
+        links->explain(links->callback_arg, operation);
     return TD_ERR_TIMEOUT;
 }
 
-/* A notice goes out at once and whole, or not at all: those who do not read have other troubles. */
-void td__links_tell(struct td__links *links, int peer, const struct td__call_header *header,
-                    bool aside)
+/* A notice is sent at once and completely, or not at all: a peer whose buffer is full gets none. */
+void td__links_notify(struct td__links *links, int peer, const struct td__call_header *header,
+                      bool side_link)
 {
     struct td__tcp_link *link = &links->at[peer];
     struct td__call_header notice = *header;
     uint8_t bytes[TD__HEADER_BYTES];
-    if (link->told == header->turn || link->sending)
+    if (link->notified_turn == header->turn || link->sending)
         return;
-    if (link->fd < 0 && link->side < 0 && aside &&
-        links->source->approach(links->arg, peer, td__deadline_in_ms(SIDE_WAIT_MS), &link->side))
+    if (link->fd < 0 && link->side < 0 && side_link &&
+        links->source->connect_briefly(links->arg, peer, td__deadline_in_ms(SIDE_CONNECT_MS),
+                                       &link->side))
         return;
-    struct pollfd room = {.fd = link->fd >= 0 ? link->fd : link->side, .events = POLLOUT};
+    struct pollfd out = {.fd = link->fd >= 0 ? link->fd : link->side, .events = POLLOUT};
     notice.type = TD__HEADER_CALL;
     notice.payload = 0;
     td__header_write(&notice, bytes);
-    if (poll(&room, 1, 0) == 1 && room.revents == POLLOUT &&
-        send(room.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
-        link->told = header->turn;
+    if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT &&
+        send(out.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        link->notified_turn = header->turn;
 }
 
 const char *td__links_exit_reason(const struct td__links *links, int peer)
@@ -325,8 +328,8 @@ const char *td__links_exit_reason(const struct td__links *links, int peer)
     return links->source->exit_reason(links->arg, peer);
 }
 
-/* Takes the links that others have opened, and that this rank has not come to need yet. */
-static void take_links(struct td__links *links)
+/* Accepts the links that other members have opened, and that this rank does not need yet. */
+static void accept_pending(struct td__links *links)
 {
     for (int i = 0; i < links->size; i++) {
         struct td__tcp_link *link = &links->at[i];
@@ -340,15 +343,15 @@ static void take_links(struct td__links *links)
     }
 }
 
-/* What stands at the front of a link. */
-enum sight {
-    NOTHING, /* or less than a header */
+/* The first bytes in the receive buffer of a link. */
+enum front {
+    EMPTY, /* or less than a header */
     HEADER,
-    NOISE,
-    END,
+    INVALID,
+    CLOSED,
 };
 
-static enum sight peek(int fd, struct td__call_header *header)
+static enum front peek(int fd, struct td__call_header *header)
 {
     uint8_t bytes[TD__HEADER_BYTES];
     ssize_t peeked;
@@ -356,12 +359,12 @@ static enum sight peek(int fd, struct td__call_header *header)
         peeked = recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
     while (peeked < 0 && errno == EINTR);
     if (peeked < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK ? NOTHING : END;
+        return errno == EAGAIN || errno == EWOULDBLOCK ? EMPTY : CLOSED;
     if (peeked == 0)
-        return END;
+        return CLOSED;
     if (peeked < TD__HEADER_BYTES)
-        return NOTHING;
-    return td__header_read(bytes, header) ? HEADER : NOISE;
+        return EMPTY;
+    return td__header_read(bytes, header) ? HEADER : INVALID;
 }
 
 static void skip_header(int fd)
@@ -371,78 +374,79 @@ static void skip_header(int fd)
     (void)taken;
 }
 
-/* Takes notices and goodbyes; leaves data, which may belong to a later round, and what is ahead. A
- * link that has ended is nobody's failure as long as nothing is due from it; but a rank that shuts the
- * side link on which it was told that it is waited for will not come. */
-static td_status look_at_front(struct td__links *links, int peer, int fd,
-                               const struct td__operation *operation,
-                               const struct td__call_header *mine)
+/* Receives notices; leaves data, which may belong to a later round, and headers of a later turn. A closed link is
+ * no failure as long as nothing is expected from it. But a peer that closes the side link on which it was notified
+ * will not connect. */
+static td_status check_front(struct td__links *links, int peer, int fd,
+                             const struct td__operation *operation,
+                             const struct td__call_header *mine)
 {
     struct td__call_header theirs;
-    enum sight sight = peek(fd, &theirs);
-    if (sight == NOISE)
-        return td__links_fail_noise(links, peer, operation);
-    if (sight == END && fd == links->at[peer].side && peer > links->index) {
+    enum front front = peek(fd, &theirs);
+    if (front == INVALID)
+        return td__links_fail_invalid(links, peer, operation);
+    if (front == CLOSED && fd == links->at[peer].side && peer > links->index) {
         int error = td__tls_complaint(fd) ? EBADMSG : 0;
         close(fd);
         links->at[peer].side = -1;
         return td__links_fail_end(links, peer, operation, mine, error);
     }
-    if (sight != HEADER)
+    if (front != HEADER)
         return TD_OK;
-    if (theirs.type != TD__HEADER_GOODBYE && theirs.turn > mine->turn)
+    if (theirs.type != TD__HEADER_FAILURE && theirs.turn > mine->turn)
         return TD_OK;
     if (theirs.type == TD__HEADER_DATA && td__header_same_call(&theirs, mine))
         return TD_OK;
     skip_header(fd);
-    return td__links_judge(links, peer, fd, operation, mine, &theirs, "", 0);
+    return td__links_check_header(links, peer, fd, operation, mine, &theirs, "", 0);
 }
 
-td_status td__links_look_around(struct td__links *links, const struct td__operation *operation,
-                                const struct td__call_header *header, td__deadline *next)
+td_status td__links_check_all(struct td__links *links, const struct td__operation *operation,
+                              const struct td__call_header *header, td__deadline *next)
 {
-    if (links->outside)
-        TD_TRY(links->outside(links->outside_arg, operation, next));
-    take_links(links);
+    if (links->check)
+        TD_TRY(links->check(links->callback_arg, operation, next));
+    accept_pending(links);
     for (int i = 0; i < links->size; i++) {
         struct td__tcp_link *link = &links->at[i];
         if (link->fd >= 0 && !link->receiving)
-            TD_TRY(look_at_front(links, i, link->fd, operation, header));
+            TD_TRY(check_front(links, i, link->fd, operation, header));
         if (link->side >= 0)
-            TD_TRY(look_at_front(links, i, link->side, operation, header));
+            TD_TRY(check_front(links, i, link->side, operation, header));
     }
     return TD_OK;
 }
 
-td_status td__links_hear(struct td__links *links, const struct td__operation *operation)
+td_status td__links_check_failures(struct td__links *links, const struct td__operation *operation)
 {
     struct td__call_header theirs;
-    take_links(links);
+    accept_pending(links);
     for (int i = 0; i < links->size; i++) {
         int fds[2] = {links->at[i].receiving ? -1 : links->at[i].fd, links->at[i].side};
         for (int k = 0; k < 2; k++) {
-            if (fds[k] < 0 || peek(fds[k], &theirs) != HEADER || theirs.type != TD__HEADER_GOODBYE)
+            if (fds[k] < 0 || peek(fds[k], &theirs) != HEADER || theirs.type != TD__HEADER_FAILURE)
                 continue;
             skip_header(fds[k]);
-            return td__links_judge(links, i, fds[k], operation, &theirs, &theirs, "", 0);
+            return td__links_check_header(links, i, fds[k], operation, &theirs, &theirs, "", 0);
         }
     }
     return TD_OK;
 }
 
-td_status td__links_look_at(struct td__links *links, int peer,
-                            const struct td__operation *operation,
-                            const struct td__call_header *mine)
+td_status td__links_check_peer(struct td__links *links, int peer,
+                               const struct td__operation *operation,
+                               const struct td__call_header *mine)
 {
     struct td__call_header theirs;
     switch (peek(links->at[peer].fd, &theirs)) {
-    case NOISE:
-        return td__links_fail_noise(links, peer, operation);
-    case END:
+    case INVALID:
+        return td__links_fail_invalid(links, peer, operation);
+    case CLOSED:
         return td__links_fail_end(links, peer, operation, mine, 0);
     case HEADER:
         skip_header(links->at[peer].fd);
-        return td__links_judge(links, peer, links->at[peer].fd, operation, mine, &theirs, "", 0);
+        return td__links_check_header(links, peer, links->at[peer].fd, operation, mine, &theirs, "",
+                                      0);
     default:
         return TD_OK;
     }

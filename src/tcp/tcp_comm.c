@@ -26,7 +26,7 @@ static td_status connect_to_rank(void *arg, int peer, td__deadline deadline, int
                                 TD__CHANNEL_COLLECTIVE, deadline, fd);
 }
 
-static td_status approach_rank(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status connect_briefly_to_rank(void *arg, int peer, td__deadline deadline, int *fd)
 {
     struct td__tcp_comm *comm = arg;
     return td__endpoint_connect_briefly(comm->endpoint, comm->world_ranks[peer], comm->key,
@@ -64,30 +64,30 @@ static void watch_rank(void *arg, int peer)
     td__endpoint_watch(comm->endpoint, comm->world_ranks[peer]);
 }
 
-static bool rank_is_deaf(void *arg, int peer, bool note)
+static bool rank_is_unresponsive(void *arg, int peer, bool note)
 {
     struct td__tcp_comm *comm = arg;
-    return td__endpoint_is_deaf(comm->endpoint, comm->world_ranks[peer], note);
+    return td__endpoint_is_unresponsive(comm->endpoint, comm->world_ranks[peer], note);
 }
 
 static td_status compare_calls(void *arg, int peer, const struct td__operation *operation)
 {
     struct td__tcp_comm *comm = arg;
     return comm->compare_calls
-               ? comm->compare_calls(comm->links.outside_arg, comm->world_ranks[peer], operation)
+               ? comm->compare_calls(comm->links.callback_arg, comm->world_ranks[peer], operation)
                : TD_OK;
 }
 
 static const struct td__link_source endpoint_source = {
     .connect = connect_to_rank,
-    .approach = approach_rank,
+    .connect_briefly = connect_briefly_to_rank,
     .accept = accept_from_rank,
     .describe = describe_rank,
     .listen = listen_for_late_links,
     .exit_reason = exit_reason_of_rank,
     .watch = watch_rank,
-    .is_deaf = rank_is_deaf,
-    .recall = compare_calls,
+    .is_unresponsive = rank_is_unresponsive,
+    .compare_calls = compare_calls,
 };
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */
@@ -261,7 +261,7 @@ static td_status end_call(struct td__tcp_comm *comm, const struct td__operation 
         comm->broken = status;
         comm->reason = strdup(td_last_error());
         if (comm->reason)
-            td__links_say_goodbye(&comm->links, operation, status, comm->reason);
+            td__links_send_failure(&comm->links, operation, status, comm->reason);
     }
     if (comm->scratch_size > KEPT_BYTES) {
         free(comm->scratch);
@@ -298,15 +298,15 @@ void td__tcp_comm_fail(struct td__tcp_comm *comm, const struct td__operation *op
     end_call(comm, operation, status);
     td__deadline deadline = td__deadline_in_ms(NOTIFY_MS);
     for (int i = 0; i < comm->links.size && comm->links.size <= NOTIFIED; i++)
-        td__links_reach(&comm->links, i, deadline);
+        td__links_send_failure_to(&comm->links, i, deadline);
     td__error_restore(&error);
 }
 
 void td__tcp_comm_set_callbacks(struct td__tcp_comm *comm,
                                 const struct td__comm_callbacks *callbacks)
 {
-    comm->links.outside = callbacks->check;
-    comm->links.outside_arg = callbacks->arg;
+    comm->links.check = callbacks->check;
+    comm->links.callback_arg = callbacks->arg;
     comm->compare_calls = callbacks->compare_calls;
     comm->links.explain = callbacks->explain;
 }
@@ -325,5 +325,5 @@ void td__tcp_comm_watch_links(struct td__tcp_comm *comm)
 
 td_status td__tcp_comm_check(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    return comm->broken ? TD_OK : td__links_hear(&comm->links, operation);
+    return comm->broken ? TD_OK : td__links_check_failures(&comm->links, operation);
 }

@@ -34,7 +34,7 @@ struct td__tcp_comm {
     td_status broken; /* of the first failure … */
     char *reason;     /* … and its text */
 
-    /** See struct td__comm_callbacks; `arg` is links.outside_arg. */
+    /** See struct td__comm_callbacks; `arg` is links.callback_arg. */
     td_status (*compare_calls)(void *arg, int world_rank, const struct td__operation *operation);
 };
 

@@ -1,9 +1,9 @@
-/* Bytes that come from another rank, where the message of a collective is expected: the header alone,
- * and as what a rank receives in the middle of a call.
+/* Bytes from another rank, instead of a frame of a collective: the header alone, and the bytes that a rank receives
+ * during a call.
  *
- *     byte 0    which call, and with how many elements
- *     byte 1    odd: the right header comes first; the rest of it: how many bytes come at a time
- *     the rest  what comes */
+ *     byte 0    the kind of the call, and its number of elements
+ *     byte 1    odd: the expected header is received first; the other bits: how many bytes are received at a time
+ *     the rest  the received bytes */
 #include "fuzz.h"
 #include "memory_socket.h"
 
@@ -30,7 +30,7 @@ static void check_header(const uint8_t *bytes)
     char text[256];
     if (!td__header_read(bytes, &header))
         return;
-    check(header.type != TD__HEADER_GOODBYE || header.payload <= TD__GOODBYE_TEXT);
+    check(header.type != TD__HEADER_FAILURE || header.payload <= TD__FAILURE_TEXT);
     td__header_write(&header, again);
     check(!memcmp(again, bytes, TD__HEADER_BYTES));
     td__header_describe(&header, text, sizeof text);
@@ -60,7 +60,7 @@ static const char *describe(void *arg, int peer)
     return peer ? "rank 1" : "rank 0";
 }
 
-static void ignore_listener(void *arg, td__link_fn fn, void *fn_arg)
+static void ignore_listen(void *arg, td__link_fn fn, void *fn_arg)
 {
     (void)arg;
     (void)fn;
@@ -71,10 +71,10 @@ static void ignore_listener(void *arg, td__link_fn fn, void *fn_arg)
 static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t size)
 {
     static const struct td__link_source source = {.connect = connect_link,
-                                                  .approach = connect_link,
+                                                  .connect_briefly = connect_link,
                                                   .accept = give_link,
                                                   .describe = describe,
-                                                  .listen = ignore_listener};
+                                                  .listen = ignore_listen};
     static float input[2 * COUNT], output[2 * COUNT];
     struct td__tcp_comm *comm;
     uint8_t right[TD__HEADER_BYTES];
