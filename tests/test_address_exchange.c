@@ -93,7 +93,7 @@ RANKS(death_before_a_world_is_complete, .ranks = 3, .may_die = 1 << 2)
         die_soon();
     }
     check_init_fails(NULL, "group \"world\": rank 2 (on ");
-    CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had met");
+    CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had joined");
 }
 
 /* In the second world of these processes. */
@@ -132,7 +132,7 @@ RANKS(death_before_a_world_over_a_store_is_complete, .ranks = 3, .may_die = 1 <<
     snprintf(path, sizeof path, "%s/store", td_test_temp_dir());
     CHECK_OK(td_file_store_open(path, &store));
     if (td_test_rank() == 2) {
-        CHECK_OK(td__roster_add(store, "\1tandem/\1came/world/1", 2, false));
+        CHECK_OK(td__roster_add(store, "\1tandem/\1joined/world/1", 2, false));
         die_soon();
     }
     check_init_fails(&(td_init_options){.store = store, .rank = td_test_rank(), .world_size = 3},

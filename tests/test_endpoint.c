@@ -81,7 +81,7 @@ static void open_all(struct td__endpoint **endpoints, int count)
 /* `near` ranks are watched by their processes, the others by lifelines. */
 static void look_out(struct td__endpoint *endpoint, bool near)
 {
-    td__look_fns fns = {.has_left = near ? no_rank_has_left : NULL};
+    td__detector_fns fns = {.has_left = near ? no_rank_has_left : NULL};
     CHECK_OK(td__endpoint_start_detector(endpoint, &fns, NULL));
 }
 
@@ -150,7 +150,7 @@ RANKS(a_loss_report_from_a_rank_that_leaves, .ranks = 3, .may_die = 1 << 1)
     CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", false, &endpoint));
     meet_by_files(endpoint);
     CHECK_OK(td__endpoint_start_detector(
-        endpoint, &(td__look_fns){.tick = rank == 0 ? be_busy : NULL}, NULL));
+        endpoint, &(td__detector_fns){.tick = rank == 0 ? be_busy : NULL}, NULL));
     CHECK_SOON(rank || atomic_load(&is_busy));
     td_test_barrier();
     if (rank == 1)
@@ -184,7 +184,7 @@ static void answer_busily(void *arg, int rank, uint32_t topic, uint64_t group, u
 static void *ask_rank_1(void *arg)
 {
     struct td__buffer answer = {0};
-    CHECK_OK(td__endpoint_ask(arg, 1, 5, 6, 7, soon(), &answer));
+    CHECK_OK(td__endpoint_query(arg, 1, 5, 6, 7, soon(), &answer));
     td__buffer_free(&answer);
     return NULL;
 }
@@ -202,13 +202,14 @@ TEST(closing_an_endpoint_waits_for_no_other)
         open_all(busy, 2);
         open_all(other, 2);
         CHECK_OK(
-            td__endpoint_start_detector(other[0], &(td__look_fns){.tick = count_call}, &calls));
+            td__endpoint_start_detector(other[0], &(td__detector_fns){.tick = count_call}, &calls));
         if (listener) {
             td__endpoint_answer(busy[1], answer_busily, NULL);
             CHECK_EQ(pthread_create(&asker, NULL, ask_rank_1, busy[0]), 0);
         } else {
             CHECK_SOON(atomic_load(&calls) > 0);
-            CHECK_OK(td__endpoint_start_detector(busy[0], &(td__look_fns){.tick = be_busy}, NULL));
+            CHECK_OK(
+                td__endpoint_start_detector(busy[0], &(td__detector_fns){.tick = be_busy}, NULL));
         }
         CHECK_SOON(atomic_load(&is_busy));
         td__endpoint_close(other[0]); /* hangs where it waits for the busy one */
@@ -313,10 +314,10 @@ TEST(queries_are_answered)
     struct td__endpoint *e[2];
     struct td__buffer answer = {0};
     open_all(e, 2);
-    CHECK_FAILS(td__endpoint_ask(e[0], 1, 5, 6, 7, soon(), &answer), TD_ERR_PEER,
+    CHECK_FAILS(td__endpoint_query(e[0], 1, 5, 6, 7, soon(), &answer), TD_ERR_PEER,
                 "does not answer");
     td__endpoint_answer(e[1], repeat, "well");
-    CHECK_OK(td__endpoint_ask(e[0], 1, 5, 1ull << 40, 1ull << 63 | 7, soon(), &answer));
+    CHECK_OK(td__endpoint_query(e[0], 1, 5, 1ull << 40, 1ull << 63 | 7, soon(), &answer));
     struct td__reader reader = td__reader_of(answer.data, answer.size);
     struct td__span text = td__reader_string(&reader, 100);
     CHECK(text.size == 4 && !memcmp(text.data, "well", 4));
@@ -327,7 +328,7 @@ TEST(queries_are_answered)
     CHECK(td__reader_done(&reader));
     td__buffer_free(&answer);
     td__endpoint_answer(e[1], NULL, NULL);
-    CHECK_FAILS(td__endpoint_ask(e[0], 1, 5, 6, 7, soon(), &answer), TD_ERR_PEER,
+    CHECK_FAILS(td__endpoint_query(e[0], 1, 5, 6, 7, soon(), &answer), TD_ERR_PEER,
                 "does not answer");
     td__buffer_free(&answer);
     td__endpoint_close(e[0]);

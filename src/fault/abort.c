@@ -141,7 +141,7 @@ void td__abort_own(td_group *group, uint64_t why, bool notify)
     td__abort_here(group, group->root->rank, why);
     for (int i = 0; notify && i < group->size; i++)
         if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT)
-            td__endpoint_tell(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
-                              td__deadline_in_ms(NOTIFY_MS));
+            td__endpoint_notify(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
+                                td__deadline_in_ms(NOTIFY_MS));
     td__error_restore(&error);
 }

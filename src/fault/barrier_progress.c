@@ -97,8 +97,8 @@ bool td__barrier_query(const td_group *group, int index, uint64_t withdraw,
 {
     struct td__buffer answer = {0};
     bool known = false;
-    if (!td__endpoint_ask(group->root->endpoint, group->ranks[index], TD__TOPIC_BARRIER, group->key,
-                          withdraw, td__deadline_in_ms(ASK_MS), &answer)) {
+    if (!td__endpoint_query(group->root->endpoint, group->ranks[index], TD__TOPIC_BARRIER,
+                            group->key, withdraw, td__deadline_in_ms(ASK_MS), &answer)) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         progress->sequence = td__reader_u64(&reader);
         progress->kind = (td_op_kind)td__reader_u32(&reader);

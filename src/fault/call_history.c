@@ -201,8 +201,8 @@ static td_status query(struct td__call_history *history, td_group *group, int ra
     struct td__buffer answer = {0};
     struct td__call_header theirs;
     td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(QUERY_MS));
-    td_status status = td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
-                                        operation->call.sequence, end, &answer);
+    td_status status = td__endpoint_query(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
+                                          operation->call.sequence, end, &answer);
     *state = (struct answer_state){.unreachable = status == TD_ERR_PEER,
                                    .answered = !status && answer.size};
     status = TD_OK;

@@ -57,8 +57,8 @@ struct td__root {
     bool world;          /* the process's, of td_init_process_group() */
     bool grown;          /* td_group_grow() has made it */
     char tag[12];        /* "@3f2a91", in the names of unnamed groups; "": the process's world */
-    int64_t meeting; /* number of the exchange of addresses, under this name and in this store */
-    char *backend;   /* the first group's, and its options */
+    int64_t epoch; /* number of the exchange of addresses, under this name and in this store */
+    char *backend; /* the first group's, and its options */
     char *backend_options;
     int64_t timeout_ms;
     pthread_mutex_t lock;

@@ -73,7 +73,7 @@ static bool query_progress(struct td__root *root, int rank, uint64_t key, td__de
     struct td__buffer bytes = {0};
     bool known = false;
     *last = (struct td__flight_last){0};
-    if (!td__endpoint_ask(root->endpoint, rank, TD__TOPIC_PROGRESS, key, 0, deadline, &bytes)) {
+    if (!td__endpoint_query(root->endpoint, rank, TD__TOPIC_PROGRESS, key, 0, deadline, &bytes)) {
         struct td__reader reader = td__reader_of(bytes.data, bytes.size);
         last->started = td__reader_u64(&reader);
         last->done = td__reader_u64(&reader);
@@ -330,8 +330,8 @@ td_status td__peer_query_begin(struct td__root *root)
     td__endpoint_answer(root->endpoint, answer, root);
     if (root->size == 1)
         return TD_OK;
-    td__look_fns fns = {.has_left = knows_departures(root->first) ? has_left : NULL,
-                        .tick = on_tick};
+    td__detector_fns fns = {.has_left = knows_departures(root->first) ? has_left : NULL,
+                            .tick = on_tick};
     return td__endpoint_start_detector(root->endpoint, &fns, root);
 }
 

@@ -4,7 +4,7 @@
 
 #include "fault/group_state.h"
 
-/* Topics of td__endpoint_ask(). */
+/* Topics of td__endpoint_query(). */
 enum {
     TD__TOPIC_PROGRESS = 1, /* the progress of the rank on this group */
     TD__TOPIC_ABORT,        /* this group is aborted, see group_state.h */

@@ -1,15 +1,15 @@
 /* The ranks of a root exchange their addresses through its store.
  *
- * Each rank sets its card (host and addresses) and gets those of all ranks in one request. A store may see
- * several such meetings; each rank counts its own, so all ranks agree on the number.
+ * Each rank sets its card (host and addresses) and gets the cards of all ranks in one request. A store may be used for
+ * several exchanges; each rank counts its own, so all ranks agree on the number, the epoch.
  *
- * A rank that ends before it has set its card would be waited for until the timeout. So each rank first adds
- * its process to a roster (store/peer_watch.h), that of the rendezvous where there was one; a rank that has waited
- * for a while checks the processes of its own machine, and tells the ranks of other machines:
+ * If a rank ended before it had set its card, the others would wait for it until the timeout. So each rank first adds
+ * its process to a roster (store/peer_watch.h), to that of the rendezvous if there was one. A rank that has waited for
+ * a while checks the processes of its own machine, and sets `ended` for the ranks of other machines:
  *
- *     card/NAME/MEETING/RANK     the cards
- *     came/NAME/MEETING          the roster, where there was no rendezvous
- *     ended/NAME/MEETING         the first failure that a rank has found */
+ *     card/NAME/EPOCH/RANK     the cards
+ *     joined/NAME/EPOCH        the roster, if there was no rendezvous
+ *     ended/NAME/EPOCH         the first failure that a rank has found */
 #include "group/root.h"
 
 #include "base/fail.h"
@@ -21,18 +21,18 @@
 
 struct exchange {
     struct td__root *root;
-    int64_t meeting;
+    int64_t epoch;
     const char **keys; /* of the cards */
-    char came[TD__ROOT_KEY], ended[TD__ROOT_KEY];
+    char joined[TD__ROOT_KEY], ended[TD__ROOT_KEY];
     struct td__peer_watch peers;
     bool complete; /* the roster that is watched has all ranks */
 };
 
 /* ---- Watching the ranks that have joined ------------------------------------------------------ */
 
-/* Watches the processes of the roster of the rendezvous, which has all ranks. It is of no use to a process that
- * is not in it, or that has rejoined: ranks that have ended may be about to rejoin as well. Then the roster of
- * this meeting is read again each time. */
+/* Watches the processes of the roster of the rendezvous, which has all ranks. Only if this process is in it, and has
+ * not rejoined: otherwise ranks that have ended may be about to rejoin as well. If not, reads the roster of this epoch
+ * again each time. */
 static void watch_roster(struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
@@ -50,20 +50,20 @@ static void watch_roster(struct exchange *exchange)
         td_bytes_free(&list);
     }
     if (!exchange->complete && !td__rejoins() &&
-        !td__store_look_up(root->store, exchange->came, &list, &found) && found) {
+        !td__store_look_up(root->store, exchange->joined, &list, &found) && found) {
         td__peer_watch_watch(&exchange->peers, list.data);
         td_bytes_free(&list);
     }
 }
 
-/* A rank has ended: sets `ended`, for the ranks on other machines. The first text stays, since a rank that fails
- * because of it may end next, and is not the cause. */
+/* A rank has ended: sets `ended`, for the ranks on other machines. The first text is kept: ranks that end later may
+ * have ended because of it. */
 static td_status fail_ended(const struct exchange *exchange, const char *ended)
 {
     const struct td__root *root = exchange->root;
     td_bytes first = {0};
     char text[512];
-    int length = snprintf(text, sizeof text, "group \"%.100s\": %s before all ranks had met",
+    int length = snprintf(text, sizeof text, "group \"%.100s\": %s before all ranks had joined",
                           root->name, ended);
     td_status status = td_store_compare_set(root->store, exchange->ended, "", 0, text,
                                             (size_t)length, &first);
@@ -90,7 +90,7 @@ static td_status check_peers(void *arg)
 
 /* ---- The cards ------------------------------------------------------------------------------- */
 
-/* TD_ERR_TIMEOUT with the ranks that have not set their cards, instead of the name of a key. */
+/* TD_ERR_TIMEOUT with the ranks that have not set their cards, instead of a key. */
 static td_status name_missing(const struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
@@ -141,45 +141,45 @@ static td_status set_card(const struct exchange *exchange)
     return status;
 }
 
-/* All ranks are in this meeting, so the keys of the last one are not needed any more. */
-static void delete_last_meeting(const struct exchange *exchange)
+/* All ranks have set their cards of this epoch, so no rank needs the keys of the last one any more. */
+static void delete_last_epoch(const struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
     char key[TD__ROOT_KEY];
-    if (exchange->meeting == 1)
+    if (exchange->epoch == 1)
         return;
-    td__card_key(root->name, exchange->meeting - 1, root->rank, key);
+    td__card_key(root->name, exchange->epoch - 1, root->rank, key);
     td_store_delete_key(root->store, key, NULL);
     if (root->rank)
         return;
-    snprintf(key, sizeof key, "\1came/%.80s/%lld", root->name, (long long)exchange->meeting - 1);
+    snprintf(key, sizeof key, "\1joined/%.80s/%lld", root->name, (long long)exchange->epoch - 1);
     td_store_delete_key(root->store, key, NULL);
 }
 
-static td_status attend(struct exchange *exchange, char (*names)[TD__ROOT_KEY])
+static td_status exchange_cards(struct exchange *exchange, char (*names)[TD__ROOT_KEY])
 {
     struct td__root *root = exchange->root;
     char key[TD__ROOT_KEY];
     td__epoch_key(root->name, root->rank, key);
-    TD_TRY(td_store_add(root->store, key, 1, &exchange->meeting));
-    root->meeting = exchange->meeting;
+    TD_TRY(td_store_add(root->store, key, 1, &exchange->epoch));
+    root->epoch = exchange->epoch;
     for (int r = 0; r < root->size; r++) {
-        td__card_key(root->name, exchange->meeting, r, names[r]);
+        td__card_key(root->name, exchange->epoch, r, names[r]);
         exchange->keys[r] = names[r];
     }
-    snprintf(exchange->came, TD__ROOT_KEY, "\1came/%.80s/%lld", root->name,
-             (long long)exchange->meeting);
+    snprintf(exchange->joined, TD__ROOT_KEY, "\1joined/%.80s/%lld", root->name,
+             (long long)exchange->epoch);
     snprintf(exchange->ended, TD__ROOT_KEY, "\1ended/%.80s/%lld", root->name,
-             (long long)exchange->meeting);
-    TD_TRY(td__roster_add(root->store, exchange->came, root->rank, false));
+             (long long)exchange->epoch);
+    TD_TRY(td__roster_add(root->store, exchange->joined, root->rank, false));
     TD_TRY(set_card(exchange));
     TD_TRY(await_cards(exchange));
     TD_TRY(td__endpoint_connect_all(root->endpoint, root->cards));
-    delete_last_meeting(exchange);
+    delete_last_epoch(exchange);
     return TD_OK;
 }
 
-td_status td__attend(struct td__root *root)
+td_status td__exchange_cards(struct td__root *root)
 {
     size_t size = (size_t)root->size;
     char(*names)[TD__ROOT_KEY] = calloc(size, TD__ROOT_KEY);
@@ -188,7 +188,8 @@ td_status td__attend(struct td__root *root)
         .keys = calloc(size, sizeof *exchange.keys),
         .peers = {.rank = root->rank, .size = root->size},
     };
-    td_status status = names && exchange.keys ? attend(&exchange, names) : td__fail_nomem("group");
+    td_status status = names && exchange.keys ? exchange_cards(&exchange, names)
+                                              : td__fail_nomem("group");
     td__peer_watch_free(&exchange.peers);
     free(exchange.keys);
     free(names);

@@ -123,7 +123,7 @@ static td_status count_uneven(const td_group *group, const td_call *call, struct
     return TD_OK;
 }
 
-/* all_gather and reduce_scatter. Lists with the same sum are told apart by their hash. */
+/* all_gather and reduce_scatter. A hash distinguishes lists with the same sum. */
 static td_status count_parts(const td_group *group, td_call *call, struct sides *sides)
 {
     const size_t *counts = call->input_counts;
@@ -139,8 +139,8 @@ static td_status count_parts(const td_group *group, td_call *call, struct sides 
     return TD_OK;
 }
 
-/* Scatter and gather: the root has the parts of all on one side, every rank one part on the other. What
- * this rank has no use for becomes NULL. */
+/* Scatter and gather: the root has the parts of all ranks on one side, and every rank has one part on the other. A
+ * buffer that this rank does not use becomes NULL. */
 static td_status check_collective(const td_group *group, struct td__operation *operation, int root)
 {
     td_call *call = &operation->call;
@@ -223,7 +223,7 @@ static td_status enter_and_call(td_group *group, struct td__operation *operation
     return group ? td__group_call(group, operation, rank, work) : TD_ERR_STATE;
 }
 
-/* Sets all fields of the call: clearing the struct as a whole takes longer than a small call may. */
+/* Sets all fields of the call: clearing the whole struct would take too long for a small call. */
 static inline void set_call(struct td__operation *operation, td_op_kind kind, void *output,
                             const void *input, size_t count, td_dtype dtype, td_reduce_op op)
 {
@@ -320,7 +320,7 @@ td_status td_group_all_to_all_v(void *output, const void *input, const size_t *o
     return enter_and_call(group, &operation, -1, work);
 }
 
-/* Equal parts are the even call: all ranks have the same list, and so find the same. */
+/* Equal parts make an even call: all ranks pass the same list, so all of them decide the same. */
 static td_status call_with_parts(struct td__operation *operation, const size_t *counts,
                                  td_group *group, td_work **work)
 {

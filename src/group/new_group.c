@@ -1,6 +1,7 @@
-/* Making groups of a world's ranks: by a list, by a size, by color.
+/* Creates groups of a world's ranks: by a list, by a size, by color.
  *
- * The world is held in use meanwhile, so that the thread that destroys it waits until the new group is in its list. */
+ * The world is in use meanwhile (td__group_use()), so that the thread that destroys it waits until the new group is in
+ * its list. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "call/operation.h"
@@ -27,7 +28,7 @@ td_status td__check_group_options(const char *what, const td_group_options *opti
         what, options->world->name);
 }
 
-/* A group of all ranks of the world that the options name, in use until td__group_unuse(). */
+/* Sets *world to the group of all ranks of options->world, in use until td__group_unuse(). */
 static td_status hold_world(const char *what, const td_group_options **options, td_group **world)
 {
     static const td_group_options none;
@@ -153,7 +154,7 @@ td_status td_new_subgroups(int group_size, const td_group_options *options, td_g
 
 /* ---- By color -------------------------------------------------------------------------------- */
 
-struct wish {
+struct split_key {
     int32_t color, key;
 };
 
@@ -167,22 +168,22 @@ static td_status split(td_group *parent, int color, int key, const td_group_opti
                        td_group **group)
 {
     size_t size = (size_t)parent->size;
-    struct wish own = {color, key}, *wishes = malloc(size * sizeof *wishes);
+    struct split_key own = {color, key}, *keys = malloc(size * sizeof *keys);
     int64_t *order = malloc(size * sizeof *order);
     int *ranks = malloc(size * sizeof *ranks), count = 0;
-    td_status status = wishes && order && ranks ? TD_OK : td__fail_nomem("td_group_split");
+    td_status status = keys && order && ranks ? TD_OK : td__fail_nomem("td_group_split");
     if (!status)
         status = td__group_call(parent,
                                 &(struct td__operation){.call = {.kind = TD_OP_ALL_GATHER,
                                                                  .input = &own,
-                                                                 .output = wishes,
+                                                                 .output = keys,
                                                                  .count = 2,
                                                                  .dtype = TD_I32,
                                                                  .detail = TD__DETAIL_SPLIT}},
                                 -1, NULL);
     for (int i = 0; i < parent->size && !status; i++)
-        if (wishes[i].color == color)
-            order[count++] = ((int64_t)wishes[i].key + INT32_MAX + 1) << 31 | i;
+        if (keys[i].color == color)
+            order[count++] = ((int64_t)keys[i].key + INT32_MAX + 1) << 31 | i;
     if (!status && color >= 0) {
         qsort(order, (size_t)count, sizeof *order, compare_members);
         for (int i = 0; i < count; i++)
@@ -191,7 +192,7 @@ static td_status split(td_group *parent, int color, int key, const td_group_opti
     } else if (!status) {
         *group = NULL;
     }
-    free(wishes);
+    free(keys);
     free(order);
     free(ranks);
     return status;

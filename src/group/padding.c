@@ -1,11 +1,11 @@
-/* Uneven all_gather and reduce_scatter on a backend that has even ones only: the parts are padded with zeros
- * to the longest one, in memory of the call's own. */
+/* Uneven all_gather and reduce_scatter on a backend that has only even ones: copies the parts to temporary memory,
+ * padded with zeros to the longest one. */
 #include "base/fail.h"
 #include "group/process_group.h"
 
 #include <string.h>
 
-/* Copies the parts between the whole, where they follow each other, and the padded one. */
+/* Copies the parts between `whole`, where they are contiguous, and `padded`, where each has `part` bytes. */
 static void copy_parts(const td_group *group, const td_call *call, char *padded, size_t part,
                        char *whole, bool pad)
 {

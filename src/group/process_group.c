@@ -1,12 +1,12 @@
-/* Groups: making, ending, translating ranks; see process_group.h.
+/* Groups: creating, ending, translating ranks; see process_group.h.
  *
- * A group's key must be the same on all its members without communication. It is the hash of its list of ranks
- * and of how many groups of this list were made before, which all members count alike. The name of a group that
- * was given none is made of the same, and of the tag of its world.
+ * A group's key must be the same on all its members without communication. It is the hash of its list of ranks and of
+ * how many groups of this list were made before, which is the same on all members. The default name of a group
+ * consists of the same, and of the tag of its world.
  *
- * A group that its world has ended stays as a shell, since the caller still has the handle: its ranks, its name,
- * and a root whose fork generation no process has, so that the comparison in td__group_enter() which catches
- * groups of a parent process catches shells as well. */
+ * When a world ends, its groups are kept as shells, since the program still has their handles. A shell has its ranks,
+ * its name, and a root whose fork generation no process has: so the comparison in td__group_enter() that finds groups
+ * of a parent process finds shells as well. */
 #include "group/process_group.h"
 
 #include "base/buffer.h"
@@ -37,7 +37,7 @@ static uint64_t hash(const char *text)
     return value | 1; /* 0 is no key */
 }
 
-/* "0,1,5", or "0-7" for a run; for the key of a group, and for its name where it is given none. */
+/* "0,1,5", or "0-7" for a run; for the key of a group, and for its default name. */
 static char *list_text(const int *ranks, int count)
 {
     struct td__buffer text = {0};
@@ -82,7 +82,7 @@ static int count_made(struct td__root *root, const char *list)
     return count;
 }
 
-/* No group was made after all. */
+/* Takes count_made() back: creating the group has failed. */
 static void discount(struct td__root *root, const char *list, int number)
 {
     pthread_mutex_lock(&root->lock);
@@ -104,8 +104,8 @@ void td__root_forget_names(struct td__root *root)
     td__map_free(&root->names);
 }
 
-/* "0-3", "0-3#1" for the second group of these ranks, "0-3@3f2a91" in a world with a tag. A long list is cut, and
- * told apart by its hash. */
+/* "0-3", "0-3#1" for the second group of these ranks, "0-3@3f2a91" in a world with a tag. A long list is cut, and gets
+ * its hash. */
 static char *make_name(const struct td__root *root, const char *list, int number)
 {
     char cut[64], count[16] = "", *name;
@@ -126,7 +126,8 @@ struct td__root td__ended_world = {.generation = UINT_MAX,
 struct td__root td__ended_opened = {.generation = UINT_MAX,
                                     .name = "td_group_destroy() was called for its world"};
 
-/* Guards the list of shells, which keeps those that the program never destroys reachable. No lock is taken after it. */
+/* Guards the list of shells, by which those that the program never destroys stay reachable. No lock is locked after
+ * it. */
 static pthread_mutex_t shells_lock = PTHREAD_MUTEX_INITIALIZER;
 static td_group *shells;
 
@@ -135,7 +136,7 @@ static bool is_shell(const td_group *group)
     return group->root == &td__ended_world || group->root == &td__ended_opened;
 }
 
-/* All that a shell does not need. */
+/* Frees everything that a shell does not need. */
 static void strip(td_group *group)
 {
     td_store_close(group->context.store);
@@ -185,10 +186,10 @@ static void free_shell(td_group *group)
     free_stripped(group);
 }
 
-/* ---- Making ---------------------------------------------------------------------------------- */
+/* ---- Creating -------------------------------------------------------------------------------- */
 
-/* A member's group: its part of the store and its backend. */
-static td_status serve(td_group *group, const char *key, const td_group_options *options)
+/* On a member: opens the group's part of the store, and creates its backend. */
+static td_status open_backend(td_group *group, const char *key, const td_group_options *options)
 {
     struct td__root *root = group->root;
     const char *backend = options->backend ? options->backend : root->backend;
@@ -247,7 +248,7 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count, con
         if (ranks[i] == root->rank)
             group->rank = i;
     group->key = hash(key);
-    td_status status = group->rank >= 0 ? serve(group, key, options) : TD_OK;
+    td_status status = group->rank >= 0 ? open_backend(group, key, options) : TD_OK;
     if (status)
         goto free_all;
     if (group->rank >= 0)
@@ -317,8 +318,7 @@ td_status td__group_verify(td_group *group, td__deadline deadline)
 void td__group_end(td_group *group, struct td__root *ended)
 {
     struct td__root *root = group->root;
-    td__group_drain(
-        group); /* threads that wait in it may still need other ranks' answers about it */
+    td__group_drain(group); /* waiting threads may still need answers to queries about the group */
     pthread_mutex_lock(&root->lock);
     for (td_group **link = &root->groups; *link; link = &(*link)->next)
         if (*link == group) {
@@ -363,10 +363,10 @@ td_status td_group_destroy(td_group *group)
     return status;
 }
 
-/* ---- Asking ---------------------------------------------------------------------------------- */
+/* ---- Accessors ------------------------------------------------------------------------------- */
 
-/* TD_ERR_STATE: why `group` cannot be used, or that there is none. */
-static void refuse(const td_group *group, const char *what)
+/* TD_ERR_STATE with the reason why `group`, which may be NULL, cannot be used. */
+static void fail_enter(const td_group *group, const char *what)
 {
     if (!group)
         td_fail(TD_ERR_STATE, "%s: there is no world yet; call td_init_process_group() first",
@@ -388,7 +388,7 @@ td_group *td__group_enter(td_group *group, const char *what)
     td_group *found = group ? group : td__world();
     if (found && found->root->generation == td__fork_generation() && found->rank >= 0)
         return found;
-    refuse(found, what);
+    fail_enter(found, what);
     return NULL;
 }
 
@@ -397,7 +397,7 @@ struct td__root *td__root_enter(td_group *group, const char *what)
     td_group *found = group ? group : td__world();
     if (found && found->root->generation == td__fork_generation())
         return found->root;
-    refuse(found, what);
+    fail_enter(found, what);
     return NULL;
 }
 

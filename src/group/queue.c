@@ -1,16 +1,16 @@
 /* The order of a group's collectives.
  *
- * A blocking call with nothing before it runs in the caller's thread: `pending` goes from 0 to 1 and back,
- * and that is all; no lock, no hand-over. All others are queued, and carried out in their order by the first thread
- * that is free: one that waits for one of them, or the group's worker, which the first of them starts. A call is taken
- * when all that is pending is queued, so that there is one at a time.
+ * A blocking call with no call before it runs in the caller's thread, and only changes `pending` from 0 to 1 and back:
+ * no lock, no other thread. All other calls are queued, and run in their order by the first free thread: a thread that
+ * waits for one of them, or the group's worker, which the first of them starts. A call is dequeued only if all pending
+ * calls are queued, so that one runs at a time.
  *
- * Where every processor of the host has a rank to compute for, the worker is patient: it could only take
- * the time away from that rank's own computing, and from the caches, so it leaves the queue to threads that
- * wait for it. It begins after PATIENCE, or when a thread tests whether a work is complete.
+ * If every processor of the host has a rank that computes, the worker is patient: it would only compete with the
+ * ranks' own threads for processors and caches, so it leaves the queue to threads that wait for a work. It begins after
+ * PATIENCE_MS, or when a thread tests whether a work is complete.
  *
- * A call that failed because of another rank leaves the ranks out of step: the group is broken then,
- * and every later call fails with the same sentence. */
+ * After a call that failed because of another rank the ranks are not synchronized any more: the group is broken, and
+ * every later call fails with the same text. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/thread.h"
@@ -43,7 +43,7 @@ int64_t td__call_timeout(const td_group *group)
     return thread_timeout_ms ? thread_timeout_ms : group->timeout_ms;
 }
 
-/* A backend that failed without td_fail() has left an older error, which would be taken for the reason. */
+/* If a backend failed without td_fail(), the last error is an older one, and not the reason. */
 static void ensure_reason(const td_group *group, const td_call *call, td_status status)
 {
     if (status && td_last_status() != status)
@@ -54,8 +54,8 @@ static void ensure_reason(const td_group *group, const td_call *call, td_status 
                 group->backend, td_status_name(status));
 }
 
-/* `entry` is that of a call which was queued. */
-static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
+/* `entry` is the recorder's entry of a queued call, or 0. */
+static td_status run_call(td_group *group, const td_call *call, uint64_t entry)
 {
     entry = td__record_start(group, call, entry);
     td_status status = td__group_state(group);
@@ -75,15 +75,15 @@ static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
     return status;
 }
 
-/* With the lock held: wakes the worker where it has something to do before it would wake by itself. */
+/* With the lock held: wakes the worker if it has something to do before its `alarm`. */
 static void wake(td_group *group)
 {
     if (group->stopping || (group->queue && group->patient_until < group->alarm))
         pthread_cond_signal(&group->changed);
 }
 
-/* One call less; what is queued behind it can be taken. The thread that destroys the group waits until nothing is
- * pending, so the last call touches the group no more, or holds the lock. */
+/* A call has ended; the next one in the queue can run. The thread that destroys the group waits until no call is
+ * pending, so the last call does not access the group any more, or holds the lock. */
 static void finish_call(td_group *group)
 {
     unsigned last = 1;
@@ -96,9 +96,9 @@ static void finish_call(td_group *group)
     pthread_mutex_unlock(&group->lock);
 }
 
-/* With the lock held: the next of the queue, which the caller then carries out. NULL where there is none,
- * or where another thread is at one. */
-static td_work *take(td_group *group)
+/* With the lock held: removes the next work from the queue, which the caller then runs. NULL if there is none, or if
+ * another thread runs a call. */
+static td_work *dequeue(td_group *group)
 {
     td_work *work = group->queue;
     if (!work || atomic_load_explicit(&group->pending, memory_order_acquire) != group->queued)
@@ -110,15 +110,15 @@ static td_work *take(td_group *group)
     return work;
 }
 
-/* Carries out a work that was taken, and takes the next, unless this is `last`. */
-static td_work *do_one(td_group *group, td_work *work, const td_work *last)
+/* Runs a work, and dequeues the next one, unless this is `last`. */
+static td_work *run_work(td_group *group, td_work *work, const td_work *last)
 {
     work->begin_ns = td__now_ns();
-    td_status status = carry_out(group, &work->operation.call, work->entry);
+    td_status status = run_call(group, &work->operation.call, work->entry);
     work->end_ns = td__now_ns();
     pthread_mutex_lock(&group->lock);
     atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel);
-    td_work *next = work == last ? NULL : take(group);
+    td_work *next = work == last ? NULL : dequeue(group);
     if (!next)
         wake(group);
     pthread_mutex_unlock(&group->lock);
@@ -126,7 +126,7 @@ static td_work *do_one(td_group *group, td_work *work, const td_work *last)
     return next;
 }
 
-/* What the worker waits for: a call that it may take, or with an empty queue, the end. */
+/* Whether the worker waits: for a call that it may run, or with an empty queue, for `stopping`. */
 static bool has_nothing_to_do(td_group *group, td__deadline *until)
 {
     unsigned pending = atomic_load_explicit(&group->pending, memory_order_acquire);
@@ -139,7 +139,7 @@ static bool has_nothing_to_do(td_group *group, td__deadline *until)
     return !group->stopping && td__now_ns() < *until;
 }
 
-static void *work_through(void *arg)
+static void *run_worker(void *arg)
 {
     td_group *group = arg;
     td__deadline until;
@@ -150,19 +150,19 @@ static void *work_through(void *arg)
             td__cond_wait(&group->changed, &group->lock, until);
         }
         group->alarm = 0;
-        td_work *work = take(group);
+        td_work *work = dequeue(group);
         if (!work)
             break;
         pthread_mutex_unlock(&group->lock);
         while (work)
-            work = do_one(group, work, NULL);
+            work = run_work(group, work, NULL);
         pthread_mutex_lock(&group->lock);
     }
     pthread_mutex_unlock(&group->lock);
     return NULL;
 }
 
-/* With the lock held: the worker is wanted now. */
+/* With the lock held: makes the worker begin now. */
 static void hurry(td_group *group)
 {
     group->patient_until = 0;
@@ -182,7 +182,7 @@ void td__group_help(td_work *work)
     td_group *group = work->group;
     pthread_mutex_lock(&group->lock);
     bool complete = atomic_load_explicit(&work->complete, memory_order_acquire);
-    td_work *next = complete ? NULL : take(group);
+    td_work *next = complete ? NULL : dequeue(group);
     if (next)
         group->helpers++;
     else
@@ -191,14 +191,14 @@ void td__group_help(td_work *work)
     if (!next)
         return;
     while (next)
-        next = do_one(group, next, work);
+        next = run_work(group, next, work);
     pthread_mutex_lock(&group->lock);
     group->helpers--;
     wake(group);
     pthread_mutex_unlock(&group->lock);
 }
 
-/* The caller's lists need not outlive the call. */
+/* Copies the lists of counts, which the caller may free when the call returns. */
 static bool keep_counts(td_work *work, int size)
 {
     size_t n = (size_t)size;
@@ -233,7 +233,7 @@ static td_status enqueue(td_group *group, const struct td__operation *operation,
         return td__fail_nomem("work");
     }
     if (!group->working) {
-        int error = td__thread_start(&group->worker, "td-group", work_through, group);
+        int error = td__thread_start(&group->worker, "td-group", run_worker, group);
         if (error) {
             discard(work);
             return td_fail(TD_ERR_SYSTEM, "group \"%s\": no thread for asynchronous calls (%s)",
@@ -254,7 +254,7 @@ static td_status enqueue(td_group *group, const struct td__operation *operation,
     return TD_OK;
 }
 
-/* The buffers are borrowed until the work is complete, so this does not return before that. */
+/* The buffers are borrowed until the work is complete, so this waits for that without a deadline. */
 static td_status finish_waiting(td_work *work)
 {
     td__work_finish(work);
@@ -271,7 +271,7 @@ static td_status fail_unsupported(const td_group *group, const td_call *call)
         group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
 }
 
-/* Calls on one group come one after another, so there is one writer at a time; td_group_sequence() may read. */
+/* Calls on one group are made one after another, so there is one writer at a time; td_group_sequence() may read. */
 static uint64_t next_sequence(td_group *group)
 {
     uint64_t next = atomic_load_explicit(&group->sequence, memory_order_relaxed) + 1;
@@ -289,7 +289,7 @@ td_status td__group_run(td_group *group, struct td__operation *operation, td_wor
     if (!work && atomic_compare_exchange_strong_explicit(
                      &group->pending, &none, 1, memory_order_acq_rel, memory_order_relaxed)) {
         call->sequence = next_sequence(group);
-        td_status status = carry_out(group, call, 0);
+        td_status status = run_call(group, call, 0);
         finish_call(group);
         return status;
     }
@@ -359,7 +359,7 @@ static void await_calls(td_group *group)
         td__sleep_ns(pause);
         pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
     }
-    pthread_mutex_lock(&group->lock); /* the last one has let go of it then */
+    pthread_mutex_lock(&group->lock); /* the last call may still hold it */
     pthread_mutex_unlock(&group->lock);
 }
 
@@ -378,7 +378,7 @@ static void end_worker(td_group *group)
     pthread_mutex_unlock(&group->lock);
 }
 
-/* A call that is waited for may queue another one, and so start a worker once more. */
+/* A call for which this waits may queue another one, and so start a worker again. */
 void td__group_drain(td_group *group)
 {
     atomic_store(&group->closing, true);

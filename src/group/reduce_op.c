@@ -1,4 +1,4 @@
-/* What a td_reduce_op stands for, those of the user's own included. */
+/* The reductions of td_reduce_op values, also of those that the program creates. */
 #include "base/fail.h"
 #include "group/process_group.h"
 #include "reduce/reduction.h"
@@ -11,12 +11,12 @@ struct own_op {
     struct td__reduction reduction; /* without a dtype */
 };
 
-/* Guards the list; nothing is taken after it. */
+/* Guards the list; no lock is locked after it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct own_op *own_ops;
 static int last = TD_REDUCE_OP_OWN;
 static uint32_t
-    functions; /* that were created so far; the factors of premul_sum may be each rank's own */
+    functions; /* created so far; premul_sum does not count: its factors may differ between ranks */
 
 static td_status add(const struct td__reduction *reduction, td_reduce_op *op)
 {
@@ -101,7 +101,7 @@ void td_reduce_begin(const td_call *call, void *data, size_t count)
         td__reduce_many(&reduction, &target, 1, &source, 1, count);
 }
 
-/* Both operands are there already, so a sum with a factor or an average is a sum. */
+/* td_reduce_begin() has applied the factors, and td_reduce_end() divides: premul_sum and avg are sums here. */
 void td_reduce_combine(const td_call *call, void *acc, const void *other, size_t count)
 {
     struct td__reduction reduction;

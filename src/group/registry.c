@@ -1,4 +1,4 @@
-/* The table of backends: the built-in ones, and those that users register. */
+/* The table of backends: the built-in ones, and those of td_register_backend(). */
 #include "base/option_rules.h"
 #include "group/process_group.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Guards the list, which only grows, at its front; nothing is taken after it. */
+/* Guards the list, which only grows, at its front; no lock is locked after it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct td__backend *backends = td__builtin_backends;
 
@@ -22,10 +22,10 @@ static struct td__backend *find(const char *name) /* holds the lock */
 td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg)
 {
     size_t length = name ? strlen(name) : 0;
-    bool sound = length > 0 && length < sizeof backends->name;
-    for (size_t i = 0; i < length && sound; i++)
-        sound = isalnum((unsigned char)name[i]) || name[i] == '_' || name[i] == '-';
-    if (!sound)
+    bool valid = length > 0 && length < sizeof backends->name;
+    for (size_t i = 0; i < length && valid; i++)
+        valid = isalnum((unsigned char)name[i]) || name[i] == '_' || name[i] == '-';
+    if (!valid)
         return td_fail(TD_ERR_INVALID,
                        "td_register_backend: \"%s\" is no name: letters, digits, '_' and '-', at "
                        "most %zu",
@@ -113,7 +113,7 @@ const char *td__backend_with(td_op_kind kind, const char *name)
 {
     const char *found = NULL;
     pthread_mutex_lock(&lock);
-    /* The built-in ones stand last, and are the ones to name, the first of them before others. */
+    /* The built-in ones are last in the list; the first of them is preferred. */
     for (struct td__backend *at = backends; at; at = at->next) {
         bool has = at->ops && (kind >= TD_OP_SEND ? at->ops->post != NULL
                                                   : td__backend_slot(at->ops, kind) != NULL);

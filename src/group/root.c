@@ -35,17 +35,16 @@ static bool route_address(char *text, size_t room)
     return found;
 }
 
-/* Under which address the others reach this rank: that of the interface which leads to the store. Where
- * the store is on this host, but the job has a master that others reach by another name, it is that of
- * the default route. */
+/* The address at which other ranks reach this one: that of the interface that leads to the store. If the store is on
+ * this host, but MASTER_ADDR is not a loopback address, it is that of the default route. */
 static void own_address(td_store *store, char text[64])
 {
     const char *master = getenv("MASTER_ADDR");
     struct td__secret secret;
-    bool told = td__store_address(store, text, 64);
-    if (!told)
+    bool known = td__store_address(store, text, 64);
+    if (!known)
         snprintf(text, 64, "127.0.0.1");
-    bool wider = !told ||
+    bool wider = !known ||
                  (td__host_is_loopback(text) && master && *master && !td__host_is_loopback(master));
     if (wider && !td__secret_load(NULL, &secret) && secret.given)
         route_address(text, 64);
@@ -71,19 +70,19 @@ static td_status check_transport(void)
                    variable);
 }
 
-void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY])
+void td__card_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY])
 {
-    snprintf(key, TD__ROOT_KEY, "\1card/%.80s/%lld/%d", name, (long long)meeting, rank);
+    snprintf(key, TD__ROOT_KEY, "\1card/%.80s/%lld/%d", name, (long long)epoch, rank);
 }
 
 void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY])
 {
-    snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
+    snprintf(key, TD__ROOT_KEY, "\1epoch/%.80s/%d", name, rank);
 }
 
-void td__grown_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY])
+void td__grown_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY])
 {
-    snprintf(key, TD__ROOT_KEY, "\1grown/%.80s/%lld/%d", name, (long long)meeting, rank);
+    snprintf(key, TD__ROOT_KEY, "\1grown/%.80s/%lld/%d", name, (long long)epoch, rank);
 }
 
 void td__root_free(struct td__root *root, td_status status)
@@ -92,7 +91,7 @@ void td__root_free(struct td__root *root, td_status status)
     td__root_detach(root);
     if (root->endpoint)
         td__endpoint_close(root->endpoint);
-    td__recorder_close(root); /* which no rank queries any more */
+    td__recorder_close(root); /* after the endpoint: no rank queries it any more */
     td_store_close(root->store);
     td__root_forget_names(root);
     td__abort_forget(root);
@@ -146,8 +145,8 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
     return TD_OK;
 }
 
-/* A world other than the process's has a tag: a hash of the cards, which are the same on all its ranks and no other
- * world's. */
+/* A world other than the process's has a tag: a hash of its cards, which are the same on all its ranks, and differ from
+ * those of other worlds. */
 static void set_tag(struct td__root *root)
 {
     uint64_t value = 14695981039346656037u;
@@ -161,11 +160,11 @@ static void set_tag(struct td__root *root)
 static void find_growth(struct td__root *root)
 {
     char key[TD__ROOT_KEY];
-    if (root->meeting <= 1)
+    if (root->epoch <= 1)
         return;
-    td__grown_key(root->name, root->meeting, root->rank, key);
+    td__grown_key(root->name, root->epoch, root->rank, key);
     if (td_store_delete_key(root->store, key, &root->grown))
-        root->grown = false; /* it is for a name only */
+        root->grown = false; /* only the name depends on it */
 }
 
 td_status td__root_begin(struct td__root *root, td_group **group_out)
@@ -220,7 +219,7 @@ td_status td__root_open(td_store *store, int rank, int size, const td_group_opti
     TD_TRY(td__stall_check());
     TD_TRY(td__root_make(store, rank, size, options, &root));
     root->world = world;
-    td_status status = td__attend(root);
+    td_status status = td__exchange_cards(root);
     if (status) {
         td__root_free(root, status);
         return status;
@@ -248,7 +247,7 @@ static td_group *any_group(struct td__root *root)
     return group;
 }
 
-/* All groups together, before any of them is gone: other ranks may still query them. */
+/* Verifies all groups before any of them is destroyed: other ranks may still query them. */
 static td_status verify_groups(td_group *first)
 {
     td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);
@@ -269,7 +268,7 @@ td_status td__root_close(td_group *first, struct td__root *ended)
     td_group *group;
     struct td__error error;
     td__recorder_leaving(root);
-    td__group_drain(first); /* a call on it may make another group, as those on others may */
+    td__group_drain(first); /* a call on it may make another group */
     td_status status = verify_groups(first);
     td__error_save(&error);
     while ((group = any_group(root)))

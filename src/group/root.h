@@ -6,24 +6,24 @@
 
 enum { TD__ROOT_KEY = 160 };
 
-/** Where the root's store has the card of a rank for an exchange of addresses, and the number of exchanges that the
- *  rank has taken part in. */
-void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
+/** The keys, in the root's store, of the card of a rank in an exchange of addresses, and of the number of exchanges in
+ *  which the rank has taken part: its epoch. */
+void td__card_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
 void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY]);
 
-/** The world's root has grown: `grown` is the world from now on, and the former one stays until the world
- *  ends. Does nothing where `root` is not the world's. */
+/** The world's root has grown: `grown` is the world from now on, and the former one is kept until the world ends.
+ *  Does nothing if `root` is not the world's. */
 void td__world_outgrow(struct td__root *root, td_group *grown);
 
-/** The root is destroyed by itself: it is no former world any more. */
+/** `root` is destroyed before the world ends: removes it from the former worlds. */
 void td__world_forget(const struct td__root *root);
 
 /** td_group_open(); `world`: for td_init_process_group(). */
 td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
                         bool world, td_group **first);
 
-/** The key by which the first member of a group that grows lets a rank that rejoins know. */
-void td__grown_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
+/** The key that the first member of a group sets to notify a rank that rejoins that the group has grown. */
+void td__grown_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
 
 /** The world that `group` belongs to, NULL: the process's; NULL (and the last error set) as td__group_enter(), but
  *  this rank need not be in the group. */
@@ -37,31 +37,29 @@ td_status td__check_group_options(const char *what, const td_group_options *opti
 td_status td__root_make(td_store *store, int rank, int size, const td_group_options *options,
                         struct td__root **root);
 
-/** Puts this rank's card into the root's store, waits for those of all others, and gives them to the
- *  endpoint. TD_ERR_PEER where a rank that had joined has ended, TD_ERR_TIMEOUT where one does not join. */
-td_status td__attend(struct td__root *root);
+/** Sets this rank's card in the root's store, waits for the cards of all other ranks, and passes them to the endpoint.
+ *  TD_ERR_PEER if a rank that had joined has ended, TD_ERR_TIMEOUT if a rank has not joined in time. */
+td_status td__exchange_cards(struct td__root *root);
 
-/** Its endpoint knows all cards: makes the first group, and starts the failure detector. The root is
- *  freed where that fails. */
+/** After td__exchange_cards(): makes the first group, and starts the failure detector. Frees the root on failure. */
 td_status td__root_begin(struct td__root *root, td_group **first);
 
-/** Frees a root without groups; `status` says why it ended. */
+/** Frees a root without groups; `status` is the reason, for the recorder. */
 void td__root_free(struct td__root *root, td_status status);
 
-/* What shells have as their root: `name` says why they have ended. */
+/* The roots of shells: `name` is the reason why they have ended. */
 extern struct td__root td__ended_world, td__ended_opened;
 
-/** Ends all groups of a root, and the root. The groups stay as shells with the root `ended`; the first one only where
- *  the caller has it and the process's world ends. TD_ERR_MISMATCH where the ranks of one are found to have made
- *  different calls; it has ended then, too. */
+/** Ends all groups of a root, and the root. The groups are kept as shells with the root `ended`; the first one only if
+ *  the program has its handle and the process's world ends. TD_ERR_MISMATCH if the ranks of a group have made different
+ *  calls; the root has ended then, too. */
 td_status td__root_close(td_group *first, struct td__root *ended);
 
-/** How long a rank that leaves waits for others to make the calls that it has made. */
+/** How long a rank that leaves waits for other ranks to make the calls that it has made. */
 enum { TD__VERIFY_MS = 1000 };
 
-/** Waits for what was started, and then until `deadline` at most for others to make the same calls, where
- *  they are not known to have made them. TD_ERR_MISMATCH where one has made another call, and no call has
- *  returned that yet. */
+/** Waits for all started calls, and then, at most until `deadline`, until the other ranks are known to have made the
+ *  same calls. TD_ERR_MISMATCH if a rank has made another call, and no call has returned that yet. */
 td_status td__group_verify(td_group *group, td__deadline deadline);
 
 /** Makes a group of ranks of the root; not in its list yet. `key` is a text that no other group of these
@@ -73,8 +71,8 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count, con
 td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
                         const td_group_options *options, td_group **group);
 
-/** Waits for what was started, and ends the group, which is in no list. It is freed, or stays as a shell with the
- *  root `ended`. */
+/** Waits for all started calls, and ends the group, which is in no list. It is freed, or kept as a shell with the root
+ *  `ended`. */
 void td__group_close(td_group *group, struct td__root *ended);
 
 /** The same for one that is in the list. */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One work that is free: a program that waits for each message before the next needs no other. */
+/* One free work, for reuse: a program that waits for each message before the next allocates no other. */
 static _Atomic(td_work *) spare;
 
 static td_work *make(void)
@@ -117,9 +117,8 @@ static bool add_callback(td_work *work, td_work_fn fn, void *arg)
     return true;
 }
 
-/* Where another thread calls those before it, this one waits for its end, so that `fn` has been called when
- * this returns. A callback does not wait: two that add to each other's works would never end. A callback may
- * release the caller's work. */
+/* If another thread is calling earlier callbacks, waits until it has called `fn`, too. A callback does not wait: two
+ * callbacks that add to each other's works would wait forever. A callback may release the caller's work. */
 static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
 {
     td_work_retain(work);
@@ -136,8 +135,8 @@ static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
     return added ? TD_OK : td__fail_nomem("td_work_on_complete");
 }
 
-/* A work that was under way at a fork() is the parent's: its buffers, its group's threads and connections are not
- * this process's. */
+/* A work that was not complete at a fork() belongs to the parent: this process has neither the threads nor the
+ * connections of its group. */
 static bool belongs_to_parent(const td_work *work)
 {
     return work->generation != td__fork_generation() &&
@@ -158,7 +157,7 @@ td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
                        work ? "function" : "work");
     if (belongs_to_parent(work))
         return fail_in_child(work, "td_work_on_complete");
-    td_work_test(work); /* perhaps no thread waits for it: it must make progress by itself */
+    td_work_test(work); /* lets it progress even if no thread waits for it */
     return set_callback(work, fn, arg);
 }
 
@@ -209,9 +208,8 @@ static td_work *innermost(td_work *work)
     return work;
 }
 
-/* True where the group is in use now: the caller calls td__group_unuse(). The group exists as long as the innermost
- * work is not complete, since destroying it completes all of its works first. Where it is closing, the work will
- * be complete without this thread. */
+/* Calls td__group_use(), unless the work is complete or its group is closing; then another thread completes it. The
+ * group exists as long as the innermost work is not complete, since destroying it completes all of its works first. */
 static bool use_group(td_work *work)
 {
     work = innermost(work);
@@ -246,7 +244,7 @@ bool td_work_test(td_work *work)
     return atomic_load_explicit(&work->complete, memory_order_acquire);
 }
 
-/* Makes progress, where a thread that waits can. */
+/* Makes progress, if a waiting thread can. */
 static void advance(td_work *work, td__deadline deadline)
 {
     td_group *group = work->group;
@@ -257,7 +255,7 @@ static void advance(td_work *work, td__deadline deadline)
                (left = deadline - td__now_ns()) > 0)
             group->ops->progress(group->self, work, (left + 999999) / 1000000);
     } else if (work->operation.call.kind < TD_OP_SEND) {
-        /* The thread that carries it out cannot return before the call itself does. */
+        /* A thread that runs it cannot return before the call does. */
         if (deadline >= td__deadline_in_ms(work->operation.call.timeout_ms - 1))
             td__group_help(work);
         else

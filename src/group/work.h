@@ -1,8 +1,8 @@
-/* A work: one operation that is under way, or complete.
+/* A work: an operation that was started, and may be complete.
  *
- * It is completed exactly once, by the thread that carries it out, and has two kinds of owners: the caller
- * (td_work_release()) and that thread (released by completing it). Its group may be gone once it is complete, and is
- * not touched any more. */
+ * It is completed exactly once, by the thread that runs it, and has two kinds of owners: the caller (td_work_release())
+ * and that thread, which releases it by completing it. Once it is complete, its group may be destroyed, and is not
+ * accessed any more. */
 #ifndef TD_GROUP_WORK_H
 #define TD_GROUP_WORK_H
 
@@ -24,18 +24,18 @@ struct td_work {
     atomic_bool complete;
     td_group *group;
     unsigned generation;            /* td__fork_generation() of the process that made it */
-    struct td__operation operation; /* of a message: only its call */
+    struct td__operation operation; /* for a send or recv: only its call */
     td_status status;
     char *reason; /* the text of a failure */
     int source;   /* rank of the world */
     size_t received;
-    pthread_mutex_t lock; /* guards what follows; taken last */
+    pthread_mutex_t lock; /* guards the following members; locked last */
     pthread_cond_t changed;
     struct td__work_callback first_callback; /* most works have one at most */
     struct td__work_callback *callbacks,
         **callbacks_end;      /* in the order in which they are called */
-    bool calling;             /* a thread calls them, and those that are added meanwhile */
-    int64_t begin_ns, end_ns; /* of what was queued: when it was carried out */
+    bool calling;             /* a thread calls them, also those that are added meanwhile */
+    int64_t begin_ns, end_ns; /* of a queued call: when it ran */
     uint64_t entry;           /* in the recorder; 0: none */
     struct td_work *next;     /* in the group's queue */
     size_t *counts;           /* its own copy of the counts of an uneven all_to_all */
@@ -45,21 +45,21 @@ struct td_work {
     void *after_arg;
 };
 
-/** Makes a work for `call` with two owners. NULL without memory (and the last error set). */
+/** Creates a work for `call` with two owners. NULL with TD_ERR_NOMEM as the last error if memory is exhausted. */
 td_work *td__work_create(td_group *group, const td_call *call);
 
-/** Makes a work that completes as `inner` does, after after(arg) has run, whether well or not.
- *  Waiting for it moves `inner` on, which is taken over, also on failure. */
+/** Creates a work that completes with the status of `inner`, after after(arg) has run. Waiting for it makes `inner`
+ *  progress. It owns `inner`, also on failure. */
 td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer);
 
-/** Waits until it is complete, or the deadline: false. */
+/** Waits until it is complete; false at the deadline. */
 bool td__work_wait_until(td_work *work, td__deadline deadline);
 
-/** Waits until it is complete, for a call that has the group in use (td__group_use()): also while the group is
- *  being destroyed, since that waits for the call. */
+/** Waits until it is complete, also while the group is being destroyed: for a call that has the group in use
+ *  (td__group_use()), for which that waits. */
 void td__work_finish(td_work *work);
 
-/** When a collective was carried out. Leaves both as they are where that is not known. */
+/** When a queued collective ran. Does not change the two if that is not known. */
 void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns);
 
 #endif

@@ -1,4 +1,4 @@
-/* The world: the one group of the process that NULL stands for. */
+/* The world: the group that NULL means in all calls. */
 #include "base/fail.h"
 #include "base/host.h"
 #include "base/option_rules.h"
@@ -12,14 +12,14 @@
 
 enum { LINGER_AFTER_FAILURE_MS = 2000 };
 
-/* The first is held while a world is made or ends, which can take long. The second guards what follows, and
- * is taken last; the pointer is read without it: td_destroy_process_group() waits for calls that have begun, and the
- * program must not begin others meanwhile. */
+/* `life` is held while a world is created or ends, which can take long. `lock` guards the following variables, and is
+ * locked last; `world` is read without it: td_destroy_process_group() waits for calls that have begun, and the program
+ * must not begin others meanwhile. */
 static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(td_group *) world;
-static td_world rendezvous;       /* where td_rendezvous() made the store */
-static struct td__root *outgrown; /* worlds that have grown since; see grow.c */
+static td_world rendezvous;       /* if td_rendezvous() opened the store */
+static struct td__root *outgrown; /* former worlds, which have grown; see grow.c */
 
 td_group *td__world(void)
 {
@@ -47,27 +47,28 @@ static td_status check_options(const td_init_options *options)
 }
 
 static td_status rendezvous_and_open(const td_init_options *options, const td_group_options *wanted,
-                                     td_world *met, td_group **group)
+                                     td_world *joined, td_group **group)
 {
     td_rendezvous_options where = {.world_size = options->world_size,
                                    .rank = options->rank,
                                    .timeout_ms = options->timeout_ms};
     td__recorder_expect(td__rendezvous_expected_rank(options->init_method, &where),
                         options->world_size > 0 ? options->world_size : 0);
-    TD_TRY(td_rendezvous(options->init_method, &where, met));
-    td_status status = td__root_open(met->store, met->rank, met->world_size, wanted, true, group);
+    TD_TRY(td_rendezvous(options->init_method, &where, joined));
+    td_status status = td__root_open(joined->store, joined->rank, joined->world_size, wanted, true,
+                                     group);
     if (status) {
         struct td__error error;
         td__error_save(&error);
-        /* The others may be waiting for this rank: it must not wait for them in turn. */
-        td__tcp_store_set_linger(met->store, LINGER_AFTER_FAILURE_MS);
-        td_world_close(met);
+        /* Other ranks may wait for this one, so it must not wait for them. */
+        td__tcp_store_set_linger(joined->store, LINGER_AFTER_FAILURE_MS);
+        td_world_close(joined);
         return td__error_restore(&error);
     }
     return TD_OK;
 }
 
-static td_status open_world(const td_init_options *options, td_world *met, td_group **group)
+static td_status open_world(const td_init_options *options, td_world *joined, td_group **group)
 {
     td_group_options wanted = {
         .backend = options->backend,
@@ -82,7 +83,7 @@ static td_status open_world(const td_init_options *options, td_world *met, td_gr
     if (options->store)
         return td__root_open(options->store, options->rank, options->world_size, &wanted, true,
                              group);
-    td_status status = rendezvous_and_open(options, &wanted, met, group);
+    td_status status = rendezvous_and_open(options, &wanted, joined, group);
     td__recorder_expect_end(status);
     return status;
 }
@@ -92,11 +93,11 @@ td_status td_init_process_group(const td_init_options *options)
     td_init_options none = {0};
     options = options ? options : &none;
     td_group *group = NULL;
-    td_world met = {0};
+    td_world joined = {0};
     pthread_mutex_lock(&life);
     td_group *present = td__world();
     if (present && present->root->generation != td__fork_generation())
-        present = NULL; /* the parent's; it stays there */
+        present = NULL; /* it belongs to the parent process */
     td_status status = present
                            ? td_fail(TD_ERR_STATE,
                                      "td_init_process_group: there is a world already (rank %d of "
@@ -104,9 +105,9 @@ td_status td_init_process_group(const td_init_options *options)
                                      present->rank, present->size)
                            : check_options(options);
     if (!status)
-        status = open_world(options, &met, &group);
+        status = open_world(options, &joined, &group);
     if (!status) {
-        rendezvous = met;
+        rendezvous = joined;
         atomic_store_explicit(&world, group, memory_order_release);
         td__identity_set(group->rank, group->size);
     }
@@ -152,7 +153,7 @@ td_status td_destroy_process_group(void)
     td_status status = TD_OK;
     pthread_mutex_lock(&life);
     pthread_mutex_lock(
-        &lock); /* a td_group_grow() that ends now has grown a group, but not the world */
+        &lock); /* a td_group_grow() that ends after this does not change the world */
     td_group *group = td__world();
     struct td__root *former = outgrown;
     atomic_store(&world, NULL);
@@ -175,7 +176,7 @@ td_status td_destroy_process_group(void)
     return status;
 }
 
-/* The ranks of this host, up to `rank`. */
+/* How many ranks below `rank` are on this host. */
 static int here_before(const td_group *group, int rank)
 {
     struct td__endpoint *endpoint = group->root->endpoint;

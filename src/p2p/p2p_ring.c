@@ -312,9 +312,9 @@ bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data
     struct td__ring_end *end = &peer->reads;
     struct frame *frame = first_frame(end);
     uint32_t kind;
-    unsigned looks = td__first_looks(p2p->oversubscribed);
+    unsigned polls = td__first_polls(p2p->oversubscribed);
     while (!(kind = atomic_load_explicit(&frame->kind, memory_order_acquire)) &&
-           td__look_again(&looks))
+           td__poll_again(&polls))
         ;
     if (kind != TD__FRAME_EAGER || !td__tag_fits(tag, frame->tag))
         return false;

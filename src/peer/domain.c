@@ -58,7 +58,7 @@ static void end_service(struct td__domain *domain)
     pthread_mutex_unlock(&domain->lock);
 }
 
-/* An endpoint is reachable before its card is given to others, so one that is not there was closed. */
+/* An endpoint is added before its card is published, so if it is not found, it has been closed. */
 static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__REQUEST_SIZE])
 {
     struct td__domain *domain = arg;
@@ -252,7 +252,7 @@ td_status td__domain_open(const char *host, struct td__domain **domain)
     struct td__secret secret;
     td_status status = TD_OK;
     TD_TRY(td__secret_load(NULL, &secret));
-    if (td__host_is_loopback(host)) /* the identity tells the jobs of a user apart */
+    if (td__host_is_loopback(host)) /* the identity distinguishes the jobs of a user */
         TD_TRY(td__secret_bind(&secret, "links"));
     pthread_mutex_lock(&open_lock);
     *domain = find_domain(host, &secret);

@@ -1,4 +1,4 @@
-/* A domain: what the endpoints of a process share, so that a further world costs no thread and hardly a
+/* A domain: the resources that the endpoints of a process share, so that another world costs no thread and hardly a
  * descriptor.
  *
  *     listener            a TCP and a unix socket, and the thread "td-endpoint" that serves them. A request names
@@ -11,8 +11,8 @@
  * Endpoints with the same listening address and the same secret have the same domain. The first one opens it, the
  * last one closes it. A child of fork() does not see the domains of its parent.
  *
- * Both threads work for one endpoint at a time, without a lock: `served` and `examined` say for which. An
- * endpoint that is removed waits until it is neither, but not for what they do for others. */
+ * Each of the two threads works for one endpoint at a time, `served` and `examined`, without holding a lock. Removing
+ * an endpoint waits until it is neither, but not for work on other endpoints. */
 #ifndef TD_PEER_DOMAIN_H
 #define TD_PEER_DOMAIN_H
 
@@ -32,7 +32,7 @@ struct td__domain {
     int users;
     char host[TD__CARD_TEXT];
     struct td__secret secret;
-    uint8_t identity[TD__IDENTITY_SIZE]; /* a client proves that it means this listener */
+    uint8_t identity[TD__IDENTITY_SIZE]; /* of the listener: the handshake covers it */
     int port;
     char local[TD__CARD_TEXT]; /* "unix:@name" */
     pthread_t thread;

@@ -130,7 +130,7 @@ bool td__is_refused(int error)
     return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET;
 }
 
-/* A rank that is stopped does not reply: whether it is lost is for the failure detector to decide. */
+/* A stopped rank does not reply; only the failure detector decides whether it is lost. */
 td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int fd,
                                    td__deadline deadline, bool *ended)
 {
@@ -159,8 +159,8 @@ td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int 
     return td_fail(TD_ERR_PEER, "it has left");
 }
 
-/* Connects and sends the request. *retry: the connection has ended without a reply, so the request was not
- * served. A rank that dies during the handshake looks as if it had refused the secret. */
+/* Connects and sends the request. *retry: the connection has ended without a reply, so the request was not served.
+ * If the process ends during the handshake, that is TD_ERR_AUTH, as if it had refused the secret. */
 static td_status try_request(struct td__endpoint *endpoint, int rank, bool locally,
                              const struct td__request *request, td__deadline deadline, bool *retry,
                              int *fd_out)
@@ -194,9 +194,9 @@ static td_status try_request(struct td__endpoint *endpoint, int rank, bool local
     return status;
 }
 
-/* A rank publishes its card when its listener is open, so an address at which nothing listens stays so:
- * TD_ERR_PEER at once. A rank that is stopped, or whose host is silent, does not answer either. Whether
- * it is lost is for the failure detector to decide; until then the connection is only late. */
+/* A rank publishes its card when its listener is open. So if nothing listens at its address, nothing ever will:
+ * TD_ERR_PEER at once. If a rank is stopped, or its host is cut off, it does not answer either, and only the failure
+ * detector decides whether it is lost; until then this retries. */
 static td_status send_request(struct td__endpoint *endpoint, int rank, bool locally,
                               const struct td__request *request, td__deadline deadline, int *fd)
 {

@@ -32,8 +32,8 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
 /** Appends this rank's card. */
 void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *card);
 
-/** Takes the cards of all `size` ranks, in order. Before this only the two functions above may be
- *  called. TD_ERR_MISMATCH where one is not a card. */
+/** Sets the cards of all `size` ranks, in order. Before this only the two functions above may be called.
+ *  TD_ERR_MISMATCH if one is not a valid card. */
 td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes *cards);
 
 /** Closes everything. No other call may run. */
@@ -48,120 +48,119 @@ int td__endpoint_host(const struct td__endpoint *endpoint, int rank);
 /** The pid of `rank`, in its own namespace. */
 int td__endpoint_pid(const struct td__endpoint *endpoint, int rank);
 
-/** "rank 3 (on node7, pid 4711)", into a buffer of the thread's own. */
+/** "rank 3 (on node7, pid 4711)", in a thread-local buffer. */
 const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank);
 
 /* ---- Presence --------------------------------------------------------------------------------
  *
- * Which ranks are still there; failure_detector.c says how that is known. */
+ * Which ranks have left or ended, as the failure detector knows it (presence.c). */
 
 enum td__presence {
-    TD__PRESENT, /* as far as is known */
-    TD__LEFT,    /* in order */
-    TD__GONE,    /* nothing listens at its address: it has left, or has ended unseen */
+    TD__PRESENT, /* not known to have left or ended */
+    TD__LEFT,    /* it has closed its endpoint */
+    TD__GONE,    /* nothing listens at its address: it has left, or its process has ended */
     TD__ENDED,   /* its process has ended without leaving */
     TD__CUT_OFF, /* its host has not answered for longer than TANDEM_HEARTBEAT */
 };
 
-typedef struct td__look_fns {
-    /** Whether a rank of this host has left in order. NULL: ranks of this host are watched like those of
-     *  other hosts. */
+typedef struct td__detector_fns {
+    /** Whether a rank of this host has left. NULL: ranks of this host are watched like those of other hosts. */
     bool (*has_left)(void *arg, int rank);
 
     /** Called a few times a second, on the detector's thread. May be NULL. */
     void (*tick)(void *arg);
-} td__look_fns;
+} td__detector_fns;
 
 /** Starts the failure detector. Once, after td__endpoint_connect_all(). */
-td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__look_fns *fns,
+td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__detector_fns *fns,
                                       void *arg);
 
-/** Stops it: the functions above are not called any more. */
+/** Stops it. After this, the td__detector_fns are not called any more. */
 void td__endpoint_stop_detector(struct td__endpoint *endpoint);
 
-/** What is known of `rank`. Cheap. */
+/** The presence of `rank`, as known now. Cheap. */
 enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank);
 
-/** How many ranks are TD__ENDED or TD__CUT_OFF: the epoch of the failure detector. Cheap: compare with an
- *  earlier number to see new losses. Leaving in order is no loss, but wakes the waiters as one does. */
+/** How many ranks are TD__ENDED or TD__CUT_OFF: the epoch of the failure detector. Cheap: there are new losses if
+ *  it differs from an earlier value. TD__LEFT is no loss, but wakes the waiters as well. */
 unsigned td__endpoint_losses(const struct td__endpoint *endpoint);
 
-/** Waits until td__endpoint_losses() is not `known` any more; false at the deadline. */
+/** Waits until td__endpoint_losses() differs from `known`; false at the deadline. */
 bool td__endpoint_await_loss(struct td__endpoint *endpoint, unsigned known, td__deadline deadline);
 
 /** How a rank that is TD__ENDED ended: a wait status, or TD__STATUS_UNKNOWN. */
 int td__endpoint_wait_status(const struct td__endpoint *endpoint, int rank);
 
-/** Takes over what another rank knows about `rank`; ignores values that make no sense. */
+/** Sets the presence of `rank` to what another rank has reported; ignores invalid values. */
 void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t presence,
                         int wait_status);
 
-/** Watches `rank` from now on, on whatever host it is; for a caller that waits for it. Cheap after the first
- *  time. */
+/** Watches `rank` from now on, on any host; for a caller that waits for it. Cheap after the first time. */
 void td__endpoint_watch(struct td__endpoint *endpoint, int rank);
 
 /** Whether the process of `rank` is known to be stopped. */
 bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank);
 
-/** "was killed by SIGKILL", "has left", …; NULL while it is there. In a buffer of the thread's own. */
+/** "was killed by SIGKILL", "has left", …, in a thread-local buffer; NULL while it is TD__PRESENT. */
 const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int rank);
 
-/** The same for a caller whose connection to `rank` has ended: waits until the failure detector knows why,
- *  at most until the deadline. NULL where it does not find out. Does not wait on the detector's thread. */
+/** The same for a caller whose connection to `rank` has ended: waits until the failure detector knows why, at most
+ *  until the deadline; NULL if it does not learn it. On the detector's thread it does not wait. */
 const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__deadline deadline);
 
 /* ---- Waiters ---------------------------------------------------------------------------------
  *
- * A thread that waits for other ranks sleeps until what it waits for is signalled, or until something happens
- * that may have made its wait hopeless: a rank has ended, left or is cut off, a group was aborted, another
- * rank has connected. Each of these wakes all waiters of the endpoint, and each looks for itself: at the
- * presence of the ranks that it waits for, at the state of its group. */
+ * A thread that waits for other ranks sleeps until its condition is signalled, or until an event after which the
+ * condition may never become true: a rank has ended, left or is cut off, a group was aborted, another rank has
+ * connected. Each such event wakes all waiters of the endpoint, and each waiter checks the presence of the ranks
+ * that it waits for, and the state of its group. */
 
 struct td__endpoint_waiter {
     struct td__endpoint_waiter *next; /* the endpoint's */
 
-    /** Makes the thread look again, now or when it next goes to sleep. On any thread, with the lock of the
+    /** Makes the thread check again, now or before it sleeps next. Called on any thread, with the lock of the
      *  endpoint held: must not block, nor call the endpoint. */
     void (*wake)(void *arg);
     void *arg;
 };
 
-/** Adds a waiter, which stays the caller's; after td__endpoint_remove_waiter() its wake() is not called any
- *  more. For the life of a communicator, not for a call. */
+/** Adds a waiter, which the caller owns; after td__endpoint_remove_waiter() its wake() is not called any more. For
+ *  the lifetime of a communicator, not for a call. */
 void td__endpoint_add_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter);
 void td__endpoint_remove_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter);
 
-/** Wakes all waiters of this rank, after a change that they look at. */
+/** Wakes all waiters of this rank, after a change of a state that they check. */
 void td__endpoint_wake_waiters(struct td__endpoint *endpoint);
 
-/** Wakes those of `rank`, where it can be reached by the deadline. */
+/** Wakes the waiters of `rank`, if it can be reached by the deadline. */
 void td__endpoint_wake_rank(struct td__endpoint *endpoint, int rank, td__deadline deadline);
 
-/** Wakes all waiters of this rank once, as soon as `fd` is readable, which may be now: for a waiter that
- *  sleeps on memory, and has descriptors, too. Ends with the descriptor. */
+/** Wakes all waiters of this rank once, as soon as `fd` is readable, which may be now: for a waiter that sleeps on
+ *  a futex and also waits for descriptors. Closing `fd` cancels it. */
 void td__endpoint_wake_on(struct td__endpoint *endpoint, int fd);
 
 /* ---- Queries ---------------------------------------------------------------------------------
  *
- * The thread of the other endpoint answers a query at once, whatever its program is doing. */
+ * The listener's thread of the other rank answers a query at once, independently of its program. */
 
 enum { TD__ANSWER_LIMIT = 32768 };
 
-/** Answers a query of `rank`: appends to `answer`. On the endpoint's own thread: must not block. */
+/** Answers a query of `rank`: appends to `answer`. Called on the listener's thread: must not block. */
 typedef void (*td__answer_fn)(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
                               struct td__buffer *answer);
 
-/** Sets the function that answers; NULL: none. When this returns, the former one is not called any more. */
+/** Sets the function that answers queries; NULL: none. After this returns, the former one is not called any more. */
 void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *arg);
 
-/** Sends a query to `rank`, and appends its answer, TD__ANSWER_LIMIT bytes at most. TD_ERR_TIMEOUT where it
- *  does not answer in time, TD_ERR_PEER where it cannot be reached, or has no function that answers. */
-td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
-                           uint64_t value, td__deadline deadline, struct td__buffer *answer);
+/** Sends a query to `rank`, and appends its answer, at most TD__ANSWER_LIMIT bytes. TD_ERR_TIMEOUT if it does not
+ *  answer in time, TD_ERR_PEER if it cannot be reached or has no td__answer_fn. */
+td_status td__endpoint_query(struct td__endpoint *endpoint, int rank, uint32_t topic,
+                             uint64_t group, uint64_t value, td__deadline deadline,
+                             struct td__buffer *answer);
 
-/** Sends a query as a notification: its answer, and whether it arrived, are ignored. */
-void td__endpoint_tell(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
-                       uint64_t value, td__deadline deadline);
+/** Sends a query as a notification: ignores the answer, and failures. */
+void td__endpoint_notify(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                         uint64_t value, td__deadline deadline);
 
 /* ---- Links -----------------------------------------------------------------------------------
  *
@@ -173,8 +172,8 @@ void td__endpoint_tell(struct td__endpoint *endpoint, int rank, uint32_t topic, 
 td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
                                enum td__link_channel channel, td__deadline deadline, int *fd);
 
-/** The same for a caller that only sends `rank` a short message: where nothing listens, it fails at once, and
- *  does not find out why. */
+/** The same for a caller that only sends a short notice: if nothing listens at the address of `rank`, fails at once,
+ *  without the reason. */
 td_status td__endpoint_connect_briefly(struct td__endpoint *endpoint, int rank, uint64_t group,
                                        enum td__link_channel channel, td__deadline deadline,
                                        int *fd);
@@ -183,29 +182,29 @@ td_status td__endpoint_connect_briefly(struct td__endpoint *endpoint, int rank, 
 td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t group,
                               enum td__link_channel channel, td__deadline deadline, int *fd);
 
-/** Takes over a link that `rank` has opened; on the endpoint's own thread, so it must not block. */
+/** Gets a link that `rank` has opened, and owns it. Called on the listener's thread: must not block. */
 typedef void (*td__link_fn)(void *arg, int rank, int fd);
 
-/** Hands all links of this group and channel to `fn`, those that have arrived already at once. With NULL, `fn`
- *  is not called any more when this returns, and links that arrive later are closed. */
+/** Passes all links of this group and channel to `fn`, those that have arrived already at once. With NULL, the former
+ *  `fn` is not called any more after this returns, and links that arrive later are closed. */
 void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group,
                          enum td__link_channel channel, td__link_fn fn, void *arg);
 
 /** Forgets a group: closes its links that were not accepted, and withdraws its shared fds. */
 void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group);
 
-/** Whether `rank` is known not to receive: a send to it has timed out on leaving. `note` records that one has
- *  now. */
+/** Whether `rank` has once not received, in time, the data that was sent to it before a link was closed; `note`
+ *  records that it has not. */
 bool td__endpoint_is_unresponsive(struct td__endpoint *endpoint, int rank, bool note);
 
 /* ---- Shared memory (ranks of one host) ------------------------------------------------------- */
 
-/** Offers the descriptor `fd` to other ranks under `group`; it stays the caller's, and must stay open until
+/** Offers the descriptor `fd` to other ranks under `group`. The caller owns it, and keeps it open until
  *  td__endpoint_forget(). */
 td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd);
 
-/** Hands a copy of the descriptor offered under `group` over to `rank`, which finds it with
- *  td__endpoint_fetch() when this rank has left. */
+/** Hands a copy of the descriptor offered under `group` over to `rank`, whose td__endpoint_fetch() returns it after
+ *  this rank has left. */
 td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64_t group, int fd,
                                  td__deadline deadline);
 
@@ -214,12 +213,12 @@ td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64
 td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
                              td__deadline deadline, const atomic_bool *given_up, int *fd);
 
-/** The same without waiting for the offer: TD_ERR_PEER at once where there is none. */
+/** The same without waiting for the offer: TD_ERR_PEER at once if there is none. */
 td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
                                  td__deadline deadline, int *fd);
 
-/** Maps `size` bytes at `offset` of the default arena of `rank`, on the same host. The address stays
- *  good until the endpoint is closed. Cheap except for the first time. */
+/** Maps `size` bytes at `offset` of the default arena of `rank`, on the same host. The address is valid until the
+ *  endpoint is closed. Cheap after the first time. */
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
                            td__deadline deadline, void **address);
 

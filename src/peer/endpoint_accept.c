@@ -1,10 +1,9 @@
 /* The accepting side of an endpoint: the requests of other ranks; see endpoint.h.
  *
- * A request is one block of TD__REQUEST_SIZE bytes: what is asked for, by which rank, for which group and
- * channel, and the number of the endpoint, by which its domain (domain.h) has found it. A request that cannot be
- * served yet (a link of a group that this rank has not made yet, a shared descriptor that is not offered yet) is
- * kept as an arrival until it can. The lists of arrivals and of link handlers are short, and searched from the
- * front; endpoint->lock protects them. */
+ * A request is one block of TD__REQUEST_SIZE bytes: its kind, the rank that sends it, the group, the channel, and the
+ * number of the endpoint, by which its domain (domain.h) finds it. A request that cannot be served yet (a link of a
+ * group that this rank has not created, a shared descriptor that is not offered) is kept as an arrival until it can.
+ * The lists of arrivals and of link handlers are short, and searched from the front; endpoint->lock protects them. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -21,11 +20,11 @@ struct td__endpoint_arrival { /* a connection whose request is not served yet */
     int fd;
 };
 
-struct td__link_handler { /* takes the links of one channel of a group */
+struct td__link_handler { /* gets the links of one channel of a group */
     struct td__link_handler *next;
     uint64_t group;
     enum td__link_channel channel;
-    td__link_fn fn; /* NULL: they are closed */
+    td__link_fn fn; /* NULL: the links are closed */
     void *arg;
 };
 
@@ -110,10 +109,10 @@ void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local
                                const uint8_t bytes[TD__REQUEST_SIZE])
 {
     struct td__request request;
-    bool sound = td__request_read(bytes, endpoint->size, &request);
-    bool carries_fd = sound &&
+    bool valid = td__request_read(bytes, endpoint->size, &request);
+    bool carries_fd = valid &&
                       (request.what == TD__WANT_SHARED_FD || request.what == TD__WANT_HAND_OVER);
-    if (!sound || (carries_fd && !local)) {
+    if (!valid || (carries_fd && !local)) {
         close(fd);
         return;
     }

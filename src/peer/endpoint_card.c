@@ -12,8 +12,7 @@
 
 enum { MAGIC = 0x64740403 };
 
-/* What two ranks must have in common to share memory: the kernel, the network namespace (their unix
- * sockets are in it) and the user. */
+/* Two ranks share memory if they have the same kernel, network namespace (which has their unix sockets) and user. */
 static void find_host_id(char text[TD__CARD_TEXT])
 {
     const char *given = getenv("TANDEM_HOST_ID");
@@ -60,9 +59,9 @@ static bool read_card(const td_bytes *card, struct td__card *peer)
     peer->pid = (int)td__reader_u32(&reader);
     peer->port = (int)td__reader_u32(&reader);
     peer->number = td__reader_u32(&reader);
-    uint8_t ways = td__reader_u8(&reader);
-    peer->shared = ways & 1;
-    peer->tls = ways & 2;
+    uint8_t flags = td__reader_u8(&reader);
+    peer->shared = flags & 1;
+    peer->tls = flags & 2;
     peer->pid_space = td__reader_u64(&reader);
     struct td__span identity = td__reader_string(&reader, TD__IDENTITY_SIZE);
     known = known && identity.size == TD__IDENTITY_SIZE;
@@ -101,8 +100,8 @@ td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes
     for (int r = 0; r < endpoint->size; r++)
         if (!read_card(&cards[r], &endpoint->peers[r]))
             return td_fail(TD_ERR_MISMATCH,
-                           "rank %d describes itself in a way that rank %d does not understand: do "
-                           "all ranks use the same version of Tandem?",
+                           "the card of rank %d is not valid for rank %d; all ranks must run the "
+                           "same version of Tandem",
                            r, endpoint->rank);
     for (int r = 0; r < endpoint->size; r++)
         if (endpoint->peers[r].tls != endpoint->own.tls)

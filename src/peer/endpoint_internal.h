@@ -1,5 +1,5 @@
-/* What the files of an endpoint share with each other: endpoint.c, endpoint_accept.c, endpoint_card.c,
- * endpoint_queries.c, endpoint_waiters.c, failure_detector.c, fd_exchange.c, domain.c and presence.c. */
+/* Internal declarations of endpoint.c, endpoint_accept.c, endpoint_card.c, endpoint_queries.c, endpoint_waiters.c,
+ * failure_detector.c, fd_exchange.c, domain.c and presence.c. */
 #ifndef TD_PEER_ENDPOINT_INTERNAL_H
 #define TD_PEER_ENDPOINT_INTERNAL_H
 
@@ -15,7 +15,7 @@ enum { TD__REQUEST_SIZE = 32 };
 
 struct td__watched_process;
 
-/* What a card says, and what is known about its rank since. */
+/* A card, and the state of its rank. */
 struct td__card {
     char host_id[TD__CARD_TEXT]; /* ranks with the same text share memory and unix sockets */
     char host_name[TD__CARD_TEXT];
@@ -31,29 +31,29 @@ struct td__card {
     int host;                     /* its number */
     struct td__shared_view *view; /* of its arena; NULL: not mapped yet */
 
-    atomic_bool unresponsive; /* it did not take what was sent to it on leaving */
+    atomic_bool unresponsive; /* td__endpoint_is_unresponsive() */
 
-    /* Of the failure detector. `presence` and `wanted` belong to all threads; the rest to the one that examines
-     * the endpoint (domain.h). */
+    /* For the failure detector. All threads use `presence` and `wanted`; the rest belongs to the thread that
+     * examines the endpoint (domain.h). */
     atomic_int presence; /* a td__presence: changes once */
     atomic_int
         wait_status; /* ENDED: a wait status, or TD__STATUS_UNKNOWN; written before `presence` */
     struct td__watched_process *process;
-    bool process_watched; /* its pidfd is enough: no lifeline is needed */
-    atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
+    bool process_watched; /* by a pidfd: no lifeline is needed */
+    atomic_int wanted;    /* a lifeline: 1 wanted, 2 opened or not needed any more */
     int lifeline;         /* or -1 */
     int64_t silent_since; /* the first probe without an answer; 0: none */
     int silent_probes;    /* probes without an answer since then */
-    int64_t next_try;   /* when to connect the lifeline again, or to ask about this rank, and … */
-    int64_t pause;      /* … the pause after that */
-    int queries;        /* sent to find out why nothing listens at its address */
-    int64_t lose_at;    /* its lifeline has ended, and how is to be reported until then; 0: no */
-    bool reporting;     /* its loss is to be reported to the other ranks … */
-    int report_to;      /* … from this one on … */
+    int64_t next_try;     /* when to connect the lifeline again, or to send the next query … */
+    int64_t pause;        /* … and the pause after that */
+    int queries;          /* sent to learn why nothing listens at its address */
+    int64_t lose_at; /* its lifeline has ended: how long to wait for a report of the cause; 0: no */
+    bool reporting;  /* its loss is to be reported to the other ranks … */
+    int report_to;   /* … from this one on … */
     int64_t report_end; /* … until then */
 };
 
-/* What a rank asks for when it connects. */
+/* The kinds of requests. */
 enum td__want {
     TD__WANT_LINK = 1,
     TD__WANT_SHARED_FD,
@@ -67,17 +67,18 @@ enum td__want {
 
 struct td__request {
     enum td__want what;
-    int rank; /* that sends it */
+    int rank; /* the sender */
     uint64_t group;
     uint32_t channel;
     uint64_t value;
 };
 
-/* The first byte of every connection but a loss report comes from the side that accepts it. An endpoint that is
- * closed while its listener lives on, for other endpoints, has left. */
+/* The accepting side replies to every request but a loss report and a wake with one byte. TD__REPLY_LEFT: the
+ * endpoint is closed, while its listener is still open for other endpoints. */
 enum { TD__REPLY_ACCEPTED = 'A', TD__REPLY_LEFT = 'X' };
 
-/* The one byte on an accepted lifeline. Its end without it means that the rank has ended. */
+/* The byte that a rank sends on its lifelines when it leaves. A lifeline that ends without it means that the process
+ * has ended. */
 enum { TD__LEAVING = 'L' };
 
 struct td__endpoint_arrival;
@@ -99,28 +100,28 @@ struct td__endpoint {
     struct td__link_handler *link_handlers;
     struct td__shared_fd *shared_fds;
     int *watchers; /* lifelines of other ranks to this one */
-    int watcher_count, watcher_room;
-    pthread_mutex_t answer_lock; /* held while `answer` runs; taken before the locks of groups */
+    int watcher_count, watcher_capacity;
+    pthread_mutex_t answer_lock; /* held while `answer` runs; locked before the locks of groups */
     td__answer_fn answer;
     void *answer_arg;
 
     atomic_uint losses;          /* ranks that are TD__ENDED or TD__CUT_OFF */
     atomic_bool examined;        /* by the failure detector; changes under the domain's lock */
     atomic_bool leaving;         /* the failure detector is being stopped */
-    atomic_int lifelines_wanted; /* lifelines to be opened */
+    atomic_int lifelines_wanted; /* cards whose `wanted` is 1 */
     int reports;                 /* cards that are `reporting` */
     int awaited_reports;         /* cards with a `lose_at` */
-    td__look_fns look;
-    void *look_arg;
+    td__detector_fns detector_fns;
+    void *detector_arg;
 };
 
 /* ---- endpoint_accept.c ----------------------------------------------------------------------- */
 
-/** Serves or keeps a request, and takes the connection over. On the listener's thread. */
+/** Serves or keeps a request, and owns the connection from then on. On the listener's thread. */
 void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local,
                                const uint8_t bytes[TD__REQUEST_SIZE]);
 
-/** Sends a TD__REPLY_…; false where the connection has ended. */
+/** Sends a TD__REPLY_…; false if the connection has ended. */
 bool td__reply(int fd, char reply);
 
 /** The number of the endpoint that a request is for. */
@@ -130,10 +131,10 @@ uint32_t td__request_number(const uint8_t bytes[TD__REQUEST_SIZE]);
 void td__request_write(const struct td__request *request, uint32_t number,
                        uint8_t bytes[TD__REQUEST_SIZE]);
 
-/** Parses a request; false where no rank of a world of `size` can have sent it. */
+/** Parses a request; false if it is not valid in a world of `size` ranks. */
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request);
 
-/** Takes an arrival, of any rank where `rank` is -1: its connection, or -1. The caller holds the lock. */
+/** Removes an arrival, of any rank if `rank` is -1, and returns its connection, or -1. The caller holds the lock. */
 int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
                               uint64_t group, uint32_t channel);
 
@@ -142,18 +143,18 @@ void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all
 
 /* ---- endpoint.c ------------------------------------------------------------------------------ */
 
-/** Connects to `rank`, sends a request, and waits until it is accepted, unless it is a loss report or hands a
- *  descriptor over. Where nothing listens there any more, td__endpoint_explain() says why. */
+/** Connects to `rank`, sends a request, and waits until it is accepted; except for a loss report, a wake and a
+ *  descriptor that is handed over. After TD_ERR_PEER, td__endpoint_explain() finds the reason. */
 td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
                              const struct td__request *request, td__deadline deadline, int *fd);
 
-/** Returns `status`, that of td__endpoint_reach(). Where it is TD_ERR_PEER, the last error then says how
- *  `rank` ended, if that is known by the deadline. */
+/** Returns `status`, the result of td__endpoint_reach(). If it is TD_ERR_PEER, sets the last error to how `rank`
+ *  ended, if that is known by the deadline. */
 td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_status status,
                                td__deadline deadline);
 
-/** Receives the reply to a request. TD_ERR_PEER where it is not TD__REPLY_ACCEPTED; *ended where the connection
- *  ended before. */
+/** Receives the reply to a request. TD_ERR_PEER if it is not TD__REPLY_ACCEPTED; sets *ended if the connection ended
+ *  before. */
 td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int fd,
                                    td__deadline deadline, bool *ended);
 
@@ -161,16 +162,15 @@ td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int 
 int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,
                        td__deadline deadline);
 
-/** Whether that errno says that nothing does. */
+/** Whether an errno of td__endpoint_probe() means that nothing listens there. */
 bool td__is_refused(int error);
 
-/** True where `rank` is on this rank's host. */
+/** Whether `rank` is on this rank's host. */
 bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank);
 
 /* ---- fd_exchange.c --------------------------------------------------------------------------- */
 
-/** Serves a request for a shared descriptor; false where it is not offered yet. The caller holds the
- *  lock. */
+/** Serves a request for a shared descriptor; false if it is not offered yet. The caller holds the lock. */
 bool td__shared_fd_hand_out(struct td__endpoint *endpoint, const struct td__request *request,
                             int connection);
 
@@ -181,7 +181,7 @@ void td__shared_fd_take_over(struct td__endpoint *endpoint, const struct td__req
 /** Forgets the shared descriptors of a group, or all. The caller holds the lock. */
 void td__shared_fds_forget(struct td__endpoint *endpoint, uint64_t group, bool all);
 
-/** Unmaps the arenas of other ranks, as far as no other endpoint of the domain has mapped them. */
+/** Unmaps the arenas of other ranks that no other endpoint of the domain uses. */
 void td__views_close(struct td__endpoint *endpoint);
 
 /* ---- endpoint_queries.c ---------------------------------------------------------------------- */
@@ -194,13 +194,13 @@ td_status td__endpoint_open_lifeline(struct td__endpoint *endpoint, int rank, td
 void td__endpoint_report_loss(struct td__endpoint *endpoint, int to, int rank,
                               enum td__presence presence, int wait_status, td__deadline deadline);
 
-/** Asks `whom` for the presence of `rank`; *presence and *wait_status stay as they are where it has no
- *  news. */
-void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank,
-                               td__deadline deadline, enum td__presence *presence,
-                               int *wait_status);
+/** Sends a query for the presence of `rank` to `from`. Sets *presence and *wait_status only if it is not
+ *  TD__PRESENT there. */
+void td__endpoint_query_presence(struct td__endpoint *endpoint, int from, int rank,
+                                 td__deadline deadline, enum td__presence *presence,
+                                 int *wait_status);
 
-/** Serves a query, a lifeline or a loss report, and takes the connection over. On the listener's thread. */
+/** Serves a query, a lifeline, a loss report or a wake, and owns the connection. On the listener's thread. */
 void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd);
 
 /** Sends TD__LEAVING on the lifelines of other ranks, and closes them. */
@@ -213,12 +213,12 @@ void td__waiters_wake(struct td__endpoint *endpoint);
 
 /* ---- endpoint_card.c ------------------------------------------------------------------------- */
 
-/** Fills in this rank's own card, but for its listener. */
+/** Fills in this rank's own card, except its listener. */
 void td__card_fill_in(struct td__card *card, const char *host);
 
 /* ---- presence.c ------------------------------------------------------------------------------ */
 
-/** Changes the presence of `rank` where it is TD__PRESENT: true when it was. On any thread. */
+/** Changes the presence of `rank` if it is TD__PRESENT, and returns whether it was. On any thread. */
 bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                          int wait_status);
 
@@ -230,16 +230,16 @@ void td__presence_begin(struct td__endpoint *endpoint);
 /** The lifeline to `rank` is readable. */
 void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank);
 
-/** Handles the ends of processes that the failure detector has seen. */
+/** Handles the processes that the failure detector has marked as ended. */
 void td__presence_on_process_ends(struct td__endpoint *endpoint);
 
-/** A few times a second: checks what makes no event. */
+/** A few times a second: checks the conditions for which there is no event. */
 void td__presence_tick(struct td__endpoint *endpoint);
 
-/** Sends one report or opens one lifeline. Returns when there is more to do: 0 at once, TD__NEVER nothing. */
+/** Sends one report or opens one lifeline. Returns when to call it again: 0 at once, TD__NEVER not at all. */
 td__deadline td__presence_step(struct td__endpoint *endpoint);
 
-/** Handles the events that are there when the endpoint leaves, and sends all reports. */
+/** When the endpoint leaves: handles the pending events, and sends all reports. */
 void td__presence_end(struct td__endpoint *endpoint);
 
 /* ---- failure_detector.c ---------------------------------------------------------------------- */
@@ -247,7 +247,7 @@ void td__presence_end(struct td__endpoint *endpoint);
 /** True on the thread of a failure detector. */
 extern _Thread_local bool td__is_detector_thread;
 
-/** Stops watching for this endpoint, and closes what was opened for it. */
+/** Stops watching for this endpoint, and closes its lifelines and watched processes. */
 void td__failure_detector_close(struct td__endpoint *endpoint);
 
 /** Ends the thread; no endpoint of the domain is left. */
@@ -268,7 +268,7 @@ struct td__watched_process {
     atomic_bool ended;
 };
 
-/** Watches the process `pid`; NULL where it has ended (*ended), or cannot be watched. */
+/** Watches the process `pid`; NULL if it has ended (*ended), or cannot be watched. */
 struct td__watched_process *td__watched_process_open(struct td__domain *domain, int pid,
                                                      bool *ended);
 void td__watched_process_close(struct td__domain *domain, struct td__watched_process *process);

@@ -1,8 +1,8 @@
-/* Queries, lifelines and loss reports, which the listener's thread serves whatever the program is doing;
- * see endpoint.h and failure_detector.c.
+/* Queries, lifelines and loss reports, which the listener's thread serves independently of the program; see
+ * endpoint.h and failure_detector.c.
  *
- * An answer is its length and its bytes. It fits into the socket's buffer, so that the listener's thread
- * never waits for the rank that asked. */
+ * An answer is its length and its bytes. It fits into the socket's buffer, so that the listener's thread never waits
+ * for the rank that sent the query. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -18,10 +18,10 @@
 /* The endpoint's own topic; all others belong to the td__answer_fn. `value` is a rank. */
 #define TOPIC_PRESENCE UINT32_MAX
 
-/* ---- Asking ---------------------------------------------------------------------------------- */
+/* ---- Sending --------------------------------------------------------------------------------- */
 
-static td_status ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
-                     uint64_t value, td__deadline deadline, struct td__buffer *answer)
+static td_status query(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                       uint64_t value, td__deadline deadline, struct td__buffer *answer)
 {
     struct td__request request = {.what = TD__WANT_ANSWER,
                                   .rank = endpoint->rank,
@@ -34,8 +34,8 @@ static td_status ask(struct td__endpoint *endpoint, int rank, uint32_t topic, ui
                               deadline, &fd));
     int error = td__recv_all(fd, head, sizeof head, deadline);
     size_t left = error ? 0 : td__load_u32(head);
-    bool sound = left <= TD__ANSWER_LIMIT;
-    while (!error && sound && left) {
+    bool valid = left <= TD__ANSWER_LIMIT;
+    while (!error && valid && left) {
         size_t part = left < sizeof bytes ? left : sizeof bytes;
         error = td__recv_all(fd, bytes, part, deadline);
         if (!error)
@@ -43,26 +43,28 @@ static td_status ask(struct td__endpoint *endpoint, int rank, uint32_t topic, ui
         left -= part;
     }
     close(fd);
-    if (error || !sound)
-        return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "%s does not answer: %s",
-                       td__endpoint_describe(endpoint, rank),
-                       sound ? td__errno_text(error)
-                             : "its answer is not one of this version of Tandem");
+    if (error || !valid)
+        return td_fail(
+            error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "%s does not answer: %s",
+            td__endpoint_describe(endpoint, rank),
+            valid ? td__errno_text(error)
+                  : "its answer is too long; all ranks must run the same version of Tandem");
     return answer->failed ? td__fail_nomem("answer") : TD_OK;
 }
 
-td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
-                           uint64_t value, td__deadline deadline, struct td__buffer *answer)
+td_status td__endpoint_query(struct td__endpoint *endpoint, int rank, uint32_t topic,
+                             uint64_t group, uint64_t value, td__deadline deadline,
+                             struct td__buffer *answer)
 {
-    td_status status = ask(endpoint, rank, topic, group, value, deadline, answer);
+    td_status status = query(endpoint, rank, topic, group, value, deadline, answer);
     return td__endpoint_explain(endpoint, rank, status, deadline);
 }
 
-void td__endpoint_tell(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
-                       uint64_t value, td__deadline deadline)
+void td__endpoint_notify(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                         uint64_t value, td__deadline deadline)
 {
     struct td__buffer answer = {0};
-    ask(endpoint, rank, topic, group, value, deadline, &answer);
+    query(endpoint, rank, topic, group, value, deadline, &answer);
     td__buffer_free(&answer);
 }
 
@@ -88,11 +90,12 @@ void td__endpoint_report_loss(struct td__endpoint *endpoint, int to, int rank,
         close(fd);
 }
 
-void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank,
-                               td__deadline deadline, enum td__presence *presence, int *wait_status)
+void td__endpoint_query_presence(struct td__endpoint *endpoint, int from, int rank,
+                                 td__deadline deadline, enum td__presence *presence,
+                                 int *wait_status)
 {
     struct td__buffer answer = {0};
-    if (!ask(endpoint, whom, TOPIC_PRESENCE, 0, (uint64_t)rank, deadline, &answer)) {
+    if (!query(endpoint, from, TOPIC_PRESENCE, 0, (uint64_t)rank, deadline, &answer)) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         uint32_t known = td__reader_u32(&reader), how = td__reader_u32(&reader);
         if (td__reader_done(&reader) && known > TD__PRESENT && known <= TD__CUT_OFF) {
@@ -103,7 +106,7 @@ void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank
     td__buffer_free(&answer);
 }
 
-/* ---- Being asked ----------------------------------------------------------------------------- */
+/* ---- Serving --------------------------------------------------------------------------------- */
 
 void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *arg)
 {
@@ -113,8 +116,8 @@ void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *
     pthread_mutex_unlock(&endpoint->answer_lock);
 }
 
-static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
-                         struct td__buffer *answer)
+static void answer_presence(const struct td__endpoint *endpoint, uint64_t rank,
+                            struct td__buffer *answer)
 {
     if (rank >= (uint64_t)endpoint->size)
         return;
@@ -125,15 +128,15 @@ static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
                                    : (uint32_t)td__endpoint_wait_status(endpoint, (int)rank));
 }
 
-/* The lock is held while the td__answer_fn runs, so that it is idle when td__endpoint_answer() returns. Without an
- * answer the connection ends behind the reply. */
+/* The lock is held while the td__answer_fn runs, so that it does not run after td__endpoint_answer() has returned.
+ * Without an answer the connection is closed after the reply. */
 static void answer(struct td__endpoint *endpoint, const struct td__request *request, int fd)
 {
     struct td__buffer text = {0};
     uint8_t head[5] = {TD__REPLY_ACCEPTED};
     bool answered = true;
     if (request->channel == TOPIC_PRESENCE) {
-        say_presence(endpoint, request->value, &text);
+        answer_presence(endpoint, request->value, &text);
     } else {
         pthread_mutex_lock(&endpoint->answer_lock);
         answered = endpoint->answer;
@@ -152,19 +155,19 @@ static void answer(struct td__endpoint *endpoint, const struct td__request *requ
     close(fd);
 }
 
-/* Kept until this rank leaves or ends: the other end sees that. */
+/* Keeps the connection open until this rank leaves or ends, which the other side detects. */
 static void keep_watcher(struct td__endpoint *endpoint, int fd)
 {
     pthread_mutex_lock(&endpoint->lock);
-    if (endpoint->watcher_count == endpoint->watcher_room) {
-        int room = endpoint->watcher_room ? endpoint->watcher_room * 2 : 8;
-        int *grown = realloc(endpoint->watchers, sizeof *grown * (size_t)room);
+    if (endpoint->watcher_count == endpoint->watcher_capacity) {
+        int capacity = endpoint->watcher_capacity ? endpoint->watcher_capacity * 2 : 8;
+        int *grown = realloc(endpoint->watchers, sizeof *grown * (size_t)capacity);
         if (grown) {
             endpoint->watchers = grown;
-            endpoint->watcher_room = room;
+            endpoint->watcher_capacity = capacity;
         }
     }
-    if (endpoint->watcher_count < endpoint->watcher_room && td__reply(fd, TD__REPLY_ACCEPTED))
+    if (endpoint->watcher_count < endpoint->watcher_capacity && td__reply(fd, TD__REPLY_ACCEPTED))
         endpoint->watchers[endpoint->watcher_count++] = fd;
     else
         close(fd);

@@ -6,11 +6,11 @@
  *     another rank requests it            td__endpoint_wake_rank()
  *     a watched descriptor is ready       td__endpoint_wake_on(), below
  *
- * Each of these calls wake() of every waiter: they are few, and the events are rare. A waiter that does not
- * sleep pays nothing, and one that sleeps looks for itself whether it was meant.
+ * Each of these calls wake() of every waiter: waiters are few, and the events are rare. A waiter that does not sleep
+ * pays nothing; one that sleeps checks whether the event concerns it.
  *
- * The watched descriptors are in an epoll set of the domain, which its listener's thread polls (domain.c). Any
- * thread adds to it without a hand-over to that thread; EPOLLONESHOT makes a descriptor wake the waiters once. */
+ * The watched descriptors are in an epoll set of the domain, which its listener's thread polls (domain.c). Any thread
+ * can add to it without waking that thread; EPOLLONESHOT makes a descriptor wake the waiters once. */
 #include "peer/endpoint_internal.h"
 
 #include <errno.h>

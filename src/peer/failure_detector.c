@@ -1,9 +1,9 @@
-/* The failure detector: a thread of the domain (domain.h) that knows at once which ranks have ended, have left, or are
- * cut off, for all endpoints that have started it. presence.c says how that is known; this file has the thread,
- * its events, and the processes that it watches.
+/* The failure detector: a thread of the domain (domain.h) that detects which ranks have ended, have left, or are cut
+ * off, for all endpoints that have started it. presence.c has the rules; this file has the thread, its events, and
+ * the processes that it watches.
  *
- * The thread examines one endpoint at a time. Steps that wait for another rank take turns, with the events in
- * between, so that a rank of one world that does not answer delays what is known in another world by one step. */
+ * The thread examines one endpoint at a time. Between two steps that wait for another rank it handles events, so that
+ * a rank of one world that does not answer delays the detection in another world by one step. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -29,9 +29,9 @@ _Thread_local bool td__is_detector_thread;
 
 /* ---- Events ---------------------------------------------------------------------------------- */
 
-/* What an event is about: a lifeline of an endpoint, by number and rank; a process, as number 0 and its pid; or a
- * call of td__failure_detector_wake(), number and pid 0. Not pointers: what an event is about may be closed before
- * the thread handles it. */
+/* The subject of an event: a lifeline, by the number of its endpoint and the rank; a process, by 0 and its pid; or
+ * td__failure_detector_wake(), 0 and 0. Not a pointer, since the subject may be freed before the thread handles the
+ * event. */
 static uint64_t event_key(uint32_t number, int rank_or_pid)
 {
     return (uint64_t)number << 32 | (uint32_t)rank_or_pid;
@@ -62,7 +62,7 @@ void td__failure_detector_wake(struct td__domain *domain)
 
 /* ---- Processes ------------------------------------------------------------------------------- */
 
-/* A pid may be another process's by now where the former one has ended. */
+/* If a watched process has ended, its pid may belong to a new process. */
 struct td__watched_process *td__watched_process_open(struct td__domain *domain, int pid,
                                                      bool *ended)
 {
@@ -119,7 +119,7 @@ static void mark_ended(struct td__domain *domain, int pid)
 
 /* ---- The thread ------------------------------------------------------------------------------ */
 
-/* Begins to examine the first endpoint from `number` on; NULL where there is none. Ends with the former one. */
+/* Begins to examine the first endpoint from `number` on, instead of the former one; NULL if there is none. */
 static struct td__endpoint *examine_from(struct td__domain *domain, uint32_t number)
 {
     pthread_mutex_lock(&domain->lock);
@@ -258,12 +258,12 @@ void td__failure_detector_end(struct td__domain *domain)
     free_detector(detector);
 }
 
-td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__look_fns *fns,
+td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__detector_fns *fns,
                                       void *arg)
 {
     struct td__domain *domain = endpoint->domain;
-    endpoint->look = *fns;
-    endpoint->look_arg = arg;
+    endpoint->detector_fns = *fns;
+    endpoint->detector_arg = arg;
     pthread_mutex_lock(&domain->lock);
     td_status status = domain->detector ? TD_OK : start_thread(domain);
     pthread_mutex_unlock(&domain->lock);
@@ -277,7 +277,7 @@ td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__l
     return TD_OK;
 }
 
-/* The last events are handled here, so that this waits for nothing that the thread does for other endpoints. */
+/* Handles the last events on the caller's thread, so that it does not wait for steps of other endpoints. */
 void td__endpoint_stop_detector(struct td__endpoint *endpoint)
 {
     struct td__domain *domain = endpoint->domain;

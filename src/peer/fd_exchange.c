@@ -1,7 +1,7 @@
 /* Shared descriptors: a rank offers its arena and the memory of groups to the other ranks of its host.
  *
- * A rank that leaves while others may still fetch a descriptor of its hands a copy over to each of them, and
- * their endpoints keep it: so no rank has to wait for others before it leaves. */
+ * A rank that leaves while other ranks may still fetch its descriptor hands a copy over to each of them, and their
+ * endpoints keep it. So no rank has to wait for others before it leaves. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -32,7 +32,7 @@ struct td__shared_fd {
     struct td__shared_fd *next;
     uint64_t group;
     int fd;
-    bool handed_over; /* by a rank that left: the descriptor is the endpoint's */
+    bool handed_over; /* by a rank that has left: the endpoint owns the descriptor */
 };
 
 /* ---- Offering -------------------------------------------------------------------------------- */
@@ -171,8 +171,9 @@ static int wait_for_shared_fd(int connection, td__deadline deadline, const atomi
     return error;
 }
 
-static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct td__request *request,
-                         td__deadline deadline, const atomic_bool *given_up, int *fd_out)
+static td_status request_fd(struct td__endpoint *endpoint, int rank,
+                            const struct td__request *request, td__deadline deadline,
+                            const atomic_bool *given_up, int *fd_out)
 {
     char byte;
     int connection, fd;
@@ -184,7 +185,7 @@ static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct t
         error = td__recv_fd(connection, &fd, &byte, 1, deadline);
     close(connection);
     if (error == ECANCELED)
-        return td_fail(TD_ERR_ABORTED, "waiting for %s was given up",
+        return td_fail(TD_ERR_ABORTED, "the wait for %s was aborted",
                        td__endpoint_describe(endpoint, rank));
     if (error)
         return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
@@ -194,13 +195,13 @@ static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct t
     return TD_OK;
 }
 
-/* A rank that leaves while it is asked has handed its descriptor over by then. */
+/* A rank that leaves instead of serving the request has handed its descriptor over before. */
 static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
                        td__deadline deadline, const atomic_bool *given_up, int *fd)
 {
     if (has_handed_over(endpoint, request->group, fd))
         return TD_OK;
-    td_status status = ask_for(endpoint, rank, request, deadline, given_up, fd);
+    td_status status = request_fd(endpoint, rank, request, deadline, given_up, fd);
     return status == TD_ERR_PEER && has_handed_over(endpoint, request->group, fd) ? TD_OK : status;
 }
 
@@ -235,7 +236,7 @@ static struct td__shared_view *find_view(struct td__domain *domain, const struct
     return view;
 }
 
-/* Takes `fd` over, also on failure. */
+/* Owns `fd`, also on failure. */
 static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
 {
     struct td__domain *domain = endpoint->domain;

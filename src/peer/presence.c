@@ -1,20 +1,20 @@
-/* Which ranks of a world are still there, as its endpoint knows it:
+/* The presence of the ranks of a world, and how an endpoint detects it:
  *
- *     ranks of this host    a pidfd each
- *     the next rank, where it is on another host, and every rank that td__endpoint_watch() names
- *                           a lifeline: a connection that carries one byte, when the other rank leaves in
- *                           order. Its end without that byte is a death, its silence (TCP keepalive,
- *                           os/socket.h) a host that is cut off
- *     all other ranks       another rank watches them, and reports a loss
+ *     ranks of this host    by a pidfd each
+ *     the next rank, if it is on another host, and each rank of a td__endpoint_watch()
+ *                           by a lifeline: a connection on which the other rank sends one byte when it leaves. If it
+ *                           ends without that byte, the process has ended; if TCP keepalive (os/socket.h) fails, the
+ *                           host is cut off
+ *     all other ranks       by the loss reports of other ranks
  *
- * So each rank is watched by all ranks of its host, or by the rank before it. A loss is reported to all
- * others: by the lowest rank left on the host of the lost one, and by the ranks with a lifeline to it.
- * Leaving is not reported. But a rank that leaves handles the events that are there, and reports losses
- * among them: other ranks may rely on that.
+ * So each rank is watched by all ranks of its host, or by the rank before it. A loss is reported to all other ranks:
+ * by the lowest rank left on the host of the lost one, and by the ranks with a lifeline to it. Leaving is not
+ * reported. But a rank that leaves handles the pending events, and reports the losses among them: other ranks rely on
+ * that.
  *
- * The presence of a rank changes once, from TD__PRESENT to something else, under the endpoint's lock; it is read
- * without. All else belongs to the thread that examines the endpoint, the failure detector's (failure_detector.c):
- * it works for all endpoints of a process, so what takes time is done in steps. */
+ * The presence of a rank changes once, from TD__PRESENT to another value, under the endpoint's lock; it is read
+ * without the lock. All else belongs to the thread that examines the endpoint, the failure detector's
+ * (failure_detector.c): it works for all endpoints of a process, so whatever takes time is done in steps. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -32,7 +32,7 @@
 #define LAST_PAUSE_NS ((int64_t)30000000000)
 
 enum {
-    CONNECT_MS = 300,          /* for a lifeline; one that is late is tried again */
+    CONNECT_MS = 300,          /* for a lifeline; after that it is tried again */
     REPORT_MS = 200,           /* for a loss report to one rank … */
     REPORT_ALL_MS = 3000,      /* … and to all … */
     LAST_REPORT_ALL_MS = 1000, /* … when leaving */
@@ -46,7 +46,7 @@ enum {
     PROBE_PAUSE_NS = 200000000,
 };
 
-/* ---- What is known --------------------------------------------------------------------------- */
+/* ---- Presence -------------------------------------------------------------------------------- */
 
 enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank)
 {
@@ -124,7 +124,7 @@ void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t p
         td__presence_settle(endpoint, (int)rank, (enum td__presence)presence, wait_status);
 }
 
-/* True where the pid means the same process here. */
+/* Whether the pid of `peer` is valid in this process's namespace. */
 static bool is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer)
 {
     const struct td__card *own = &endpoint->own;
@@ -173,20 +173,20 @@ static bool same_host(const struct td__endpoint *endpoint, int a, int b)
     return endpoint->peers[a].host == endpoint->peers[b].host;
 }
 
-/* The lowest other rank that is left on the host of `rank`. A rank that leaves says so before it handles its last
- * events, so one that is present here will see the same events. */
+/* The lowest other rank that is left on the host of `rank`. A rank announces that it leaves before it handles its last
+ * events, so a rank that is present here will handle the same events. */
 static int reporter_for(const struct td__endpoint *endpoint, int rank)
 {
     for (int r = 0; r < endpoint->size; r++)
         if (r != rank && same_host(endpoint, r, rank) &&
             td__endpoint_presence(endpoint, r) == TD__PRESENT &&
             (!endpoint->peers[r].process_watched ||
-             !endpoint->look.has_left(endpoint->look_arg, r)))
+             !endpoint->detector_fns.has_left(endpoint->detector_arg, r)))
             return r;
     return -1;
 }
 
-/* This rank has found the loss itself. */
+/* This rank has detected the loss itself. */
 static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                  int wait_status)
 {
@@ -234,14 +234,14 @@ static void report_next(struct td__endpoint *endpoint)
 static void lose_process(struct td__endpoint *endpoint, int rank)
 {
     const struct td__card *peer = &endpoint->peers[rank];
-    if (endpoint->look.has_left(endpoint->look_arg, rank))
+    if (endpoint->detector_fns.has_left(endpoint->detector_arg, rank))
         lose(endpoint, rank, TD__LEFT, 0);
     else
         lose(endpoint, rank, TD__ENDED,
              td__process_wait_status(peer->pid, peer->process ? peer->process->fd : -1));
 }
 
-/* *ended, which may be NULL: there is no such process any more. */
+/* Sets *ended, which may be NULL, if there is no such process any more. */
 static void watch_process(struct td__endpoint *endpoint, int rank, bool *ended)
 {
     struct td__card *peer = &endpoint->peers[rank];
@@ -312,7 +312,8 @@ void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank)
     }
 }
 
-/* Only a rank of the same host knows how a process ended. Its report is awaited for a moment, since errors quote it. */
+/* Only a rank of the same host knows the wait status of a process. Errors quote it, so this waits shortly for the
+ * report of that rank. */
 static td__deadline await_reports(struct td__endpoint *endpoint)
 {
     td__deadline next = TD__NEVER;
@@ -332,8 +333,8 @@ static td__deadline await_reports(struct td__endpoint *endpoint)
     return next;
 }
 
-/* Nothing listens at its address any more. The rank before it had a lifeline to it, and may know more; it may not
- * have noticed yet, and may report the loss itself when it has. The wait status is enough only where it is
+/* Nothing listens at the address of `rank` any more. The rank before it had a lifeline to it, and may know why; or it
+ * may not have detected it yet, and will report the loss itself. The wait status alone is conclusive only if it is
  * not 0. */
 static void find_out(struct td__endpoint *endpoint, int rank)
 {
@@ -343,14 +344,14 @@ static void find_out(struct td__endpoint *endpoint, int rank)
     int wait_status = peer->queries ? TD__STATUS_UNKNOWN : await_exit(peer);
     if (wait_status != TD__STATUS_UNKNOWN && wait_status != 0)
         presence = TD__ENDED;
-    bool may_ask = presence == TD__GONE && peer->queries < QUERIES &&
-                   !atomic_load(&endpoint->leaving) && before != endpoint->rank &&
-                   td__endpoint_presence(endpoint, before) == TD__PRESENT &&
-                   !probe(endpoint, before);
-    if (may_ask)
-        td__endpoint_ask_presence(endpoint, before, rank, td__deadline_in_ms(CONNECT_MS), &presence,
-                                  &wait_status);
-    if (may_ask && presence == TD__GONE && ++peer->queries < QUERIES)
+    bool may_query = presence == TD__GONE && peer->queries < QUERIES &&
+                     !atomic_load(&endpoint->leaving) && before != endpoint->rank &&
+                     td__endpoint_presence(endpoint, before) == TD__PRESENT &&
+                     !probe(endpoint, before);
+    if (may_query)
+        td__endpoint_query_presence(endpoint, before, rank, td__deadline_in_ms(CONNECT_MS),
+                                    &presence, &wait_status);
+    if (may_query && presence == TD__GONE && ++peer->queries < QUERIES)
         peer->next_try = td__now_ns() + QUERY_PAUSE_NS;
     else
         lose(endpoint, rank, presence, wait_status);
@@ -369,8 +370,8 @@ static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
     return true;
 }
 
-/* A process that is stopped, or gets no CPU time, does not complete the handshake, but its host still
- * answers. Each attempt leaves a pending connection at its listener, so the pauses grow. */
+/* If a process is stopped, or gets no CPU time, it does not complete the handshake, but its host still answers. Each
+ * attempt leaves a pending connection at its listener, so the pauses grow. */
 static void open_lifeline(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
@@ -378,10 +379,10 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
     int error = probe(endpoint, rank);
     if (!error && connect_lifeline(endpoint, rank))
         return;
-    if (!error) /* it may have ended meanwhile */
+    if (!error) /* the process may have ended meanwhile */
         error = probe(endpoint, rank);
     if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
-        return; /* it has replied that it has left */
+        return; /* the reply was TD__REPLY_LEFT */
     if (td__is_refused(error)) {
         find_out(endpoint, rank);
     } else if (!error) {
@@ -409,7 +410,8 @@ void td__presence_begin(struct td__endpoint *endpoint)
     for (int r = 0; r < endpoint->size; r++) {
         struct td__card *peer = &endpoint->peers[r];
         bool ended = false;
-        peer->process_watched = endpoint->look.has_left && same_host(endpoint, r, endpoint->rank) &&
+        peer->process_watched = endpoint->detector_fns.has_left &&
+                                same_host(endpoint, r, endpoint->rank) &&
                                 is_neighbour(endpoint, peer);
         if (peer->process_watched)
             watch_process(endpoint, r, &ended);
@@ -426,8 +428,8 @@ void td__presence_begin(struct td__endpoint *endpoint)
     }
 }
 
-/* What makes no event: a rank of this host leaves before its process ends, which may live on; and a lifeline
- * whose host is cut off stays silent. */
+/* There is no event for a rank of this host that leaves while its process runs on, nor for a lifeline whose host is
+ * cut off. */
 void td__presence_tick(struct td__endpoint *endpoint)
 {
     td__presence_on_process_ends(endpoint);
@@ -435,13 +437,13 @@ void td__presence_tick(struct td__endpoint *endpoint)
         const struct td__card *peer = &endpoint->peers[r];
         if (td__endpoint_presence(endpoint, r) != TD__PRESENT)
             continue;
-        if (peer->process_watched && endpoint->look.has_left(endpoint->look_arg, r))
+        if (peer->process_watched && endpoint->detector_fns.has_left(endpoint->detector_arg, r))
             td__presence_settle(endpoint, r, TD__LEFT, 0);
         else if (peer->lifeline >= 0 && td__cut_off(peer->lifeline))
             lose(endpoint, r, TD__CUT_OFF, TD__STATUS_UNKNOWN);
     }
-    if (endpoint->look.tick && !atomic_load(&endpoint->leaving))
-        endpoint->look.tick(endpoint->look_arg);
+    if (endpoint->detector_fns.tick && !atomic_load(&endpoint->leaving))
+        endpoint->detector_fns.tick(endpoint->detector_arg);
 }
 
 td__deadline td__presence_step(struct td__endpoint *endpoint)
@@ -473,7 +475,7 @@ td__deadline td__presence_step(struct td__endpoint *endpoint)
     return next;
 }
 
-/* An event may be the reason why the program leaves. Each one changes a presence, so this ends. */
+/* A pending event may be the reason why the program leaves. Each one changes a presence, so the loop ends. */
 void td__presence_end(struct td__endpoint *endpoint)
 {
     td__deadline end = td__deadline_in_ms(LAST_REPORT_ALL_MS);

@@ -9,15 +9,15 @@
 
 enum {
     SPINS = 100,        /* about 5 µs: the other side may be about to signal */
-    TURN_SPINS = 60,    /* about as long as a context switch: the next process had its turn */
+    TURN_SPINS = 60,    /* about as long as a context switch: the next process has run */
     YIELD_NS = 1000000, /* how long to yield before sleeping */
 };
 
 bool td__wait_events_are_cheap;
 
-/* Every process that signals must be registered, or its stores could still be under way. All that use an event
- * run this code. Where the kernel refuses one of them what it grants another (a seccomp filter), a signal may
- * be missed, and the waiter wakes after TD__LONGEST_SLEEP_NS. */
+/* Every process that signals must be registered, or its stores could still be in its store buffer. All processes that
+ * use an event run this code. If the kernel refuses it to one of them (a seccomp filter), a signal may be missed, and
+ * the waiter wakes after TD__LONGEST_SLEEP_NS. */
 #if !defined(__SANITIZE_THREAD__)
 static void register_process(void)
 {
@@ -82,7 +82,7 @@ unsigned td__pauses_in(int64_t ns)
     return pauses > PAUSES ? PAUSES : (unsigned)pauses;
 }
 
-/* Others see meanwhile that this thread has given its processor away. */
+/* Meanwhile `processor` is negative: other processes see that this thread yields. */
 static bool yield(struct td__wait_event *event, int64_t *now)
 {
     atomic_store_explicit(&event->processor, -td__wait_event_processor(event),
@@ -92,7 +92,7 @@ static bool yield(struct td__wait_event *event, int64_t *now)
     return soon;
 }
 
-/* After this a change is either seen by the waiter, or followed by a signal. */
+/* After this, the waiter sees a change, or the change is followed by a signal. */
 static void announce(struct td__waiting *waiting)
 {
     atomic_store_explicit(&waiting->event->sleeping, 1, memory_order_seq_cst);

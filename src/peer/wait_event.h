@@ -4,7 +4,7 @@
  *     struct td__waiting w;                       change it (an atomic store)
  *     td__waiting_begin(&w, event, …);            td__wait_event_signal(event);
  *     while (!condition)
- *         if (!td__waiting_step(&w)) … too late
+ *         if (!td__waiting_step(&w)) … timed out
  *     td__waiting_end(&w);
  *
  * A step spins, yields or sleeps (base/wait.h). The waiter announces that it will sleep, and checks the
@@ -12,9 +12,9 @@
  * costs one load as long as no waiter sleeps, and not even a fence: the waiter makes all processors pass one
  * (membarrier). An event has one waiter at a time.
  *
- * In an oversubscribed host the other side may need this processor, and gets it by a yield. It needs another
- * one where it was last seen there: then a yield would only hand this processor to another waiter, and return
- * two context switches later, so the waiter spins for a moment between two yields. */
+ * On an oversubscribed host the other side may need this processor, and gets it by a yield. But if it last ran on
+ * another processor, a yield would only give this one to another waiter, and return two context switches later; so
+ * the waiter spins for a moment between two yields. */
 #ifndef TD_PEER_WAIT_EVENT_H
 #define TD_PEER_WAIT_EVENT_H
 
@@ -27,7 +27,7 @@
 /* In memory that both sides see; zero at first. */
 struct td__wait_event {
     _Atomic uint32_t sleeping; /* the futex: 1 while the waiter sleeps or is about to */
-    _Atomic int processor; /* plus one, where its owner was last seen; 0: not known; negative while
+    _Atomic int processor; /* on which its owner last ran, plus one; 0: not known; negative while
                                   it yields */
 };
 
@@ -37,11 +37,11 @@ struct td__waiting {
     int64_t until;   /* when to stop yielding, once that has begun */
     int64_t now;     /* the time after the last yield; 0: not known */
     unsigned spins;  /* left */
-    unsigned turn;   /* spins between two yields, where `elsewhere` */
+    unsigned turn;   /* spins between two yields, if `elsewhere` */
     bool elsewhere;  /* set by the caller: no process that it waits for needs this processor */
     bool spun;       /* since the last yield */
     unsigned sleeps; /* how many steps have slept */
-    bool announced;  /* the next step sleeps: the caller looks for failures before */
+    bool announced;  /* the next step sleeps: the caller checks for failures before */
     td__deadline
         wake_at; /* set by the caller: when to return from sleep at the latest; TD__NEVER at first */
     int64_t longest_sleep; /* TD__LONGEST_SLEEP_NS, or a test's */
@@ -49,7 +49,7 @@ struct td__waiting {
         *sleepers; /* NULL, or a count of sleeping waiters, for a caller that signals many events */
 };
 
-/** `oversubscribed`: with how many others each has to share a processor; 0: each has its own. */
+/** `oversubscribed`: with how many other processes each process shares a processor; 0: each has its own. */
 void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event,
                        unsigned oversubscribed, td__deadline deadline);
 
@@ -57,14 +57,14 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event
 void td__waiting_begin_asleep(struct td__waiting *waiting, struct td__wait_event *event,
                               td__deadline deadline);
 
-/** How often this thread has begun to wait: a call during which it did not was over within microseconds,
- *  unless there was much to do. */
+/** How often this thread has begun to wait. A call during which it does not change took only the time of its own
+ *  work. */
 extern _Thread_local unsigned td__waits;
 
 /** One step of waiting; false when the deadline has passed. */
 bool td__waiting_step(struct td__waiting *waiting);
 
-/** Whether the last step has yielded to the processes that it waits for, as far as is known. */
+/** Whether the last step has yielded, and not to an unrelated process. */
 static inline bool td__waiting_yields(const struct td__waiting *waiting)
 {
     return waiting->now && waiting->until > 1;
@@ -74,11 +74,11 @@ void td__waiting_end(struct td__waiting *waiting);
 
 void td__wait_event_wake(struct td__wait_event *event);
 
-/** True where a waiter can make all processors pass a barrier: then a signal needs no fence. Set before the
- *  first signal. */
+/** True if a waiter can make all processors pass a barrier: then a signal needs no fence. Set before the first
+ *  signal. */
 extern bool td__wait_events_are_cheap;
 
-/** Between a change and the check for a sleeping waiter: others see the change before that check. */
+/** Between a change and the check for a sleeping waiter: orders the two for all processors. */
 static inline void td__wait_event_fence(void)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -92,7 +92,7 @@ static inline void td__wait_event_fence(void)
 #endif
 }
 
-/** Wakes the waiter where it sleeps. The change must be made before, with any memory order. */
+/** Wakes the waiter if it sleeps. The change must be made before, with any memory order. */
 static inline void td__wait_event_signal(struct td__wait_event *event)
 {
     td__wait_event_fence();
@@ -103,7 +103,7 @@ static inline void td__wait_event_signal(struct td__wait_event *event)
 /** How many td__pause_processor() take about `ns`, 64 at most; measured, since processors differ by a factor of ten. */
 unsigned td__pauses_in(int64_t ns);
 
-/** Asks for a cache line that will be written soon, so that it is here, and nowhere else, by then. */
+/** Prefetches a cache line that will be written soon, exclusively for this processor. */
 static inline void td__claim_line(const void *line)
 {
 #if defined(__x86_64__)
@@ -113,7 +113,7 @@ static inline void td__claim_line(const void *line)
 #endif
 }
 
-/** Notes on which processor the owner of the event runs, for the processes that wait for it. */
+/** Records on which processor the owner of the event runs, for the processes that wait for it. */
 static inline void td__wait_event_set_processor(struct td__wait_event *event)
 {
     int here = sched_getcpu() + 1;
@@ -121,14 +121,14 @@ static inline void td__wait_event_set_processor(struct td__wait_event *event)
         atomic_store_explicit(&event->processor, here, memory_order_relaxed);
 }
 
-/** The processor of the owner of an event when last seen, plus one. */
+/** The processor on which the owner of an event last ran, plus one. */
 static inline int td__wait_event_processor(const struct td__wait_event *event)
 {
     int at = atomic_load_explicit(&event->processor, memory_order_relaxed);
     return at < 0 ? -at : at;
 }
 
-/** Whether it has yielded, and has not returned yet. */
+/** Whether the owner of an event is in a yield. */
 static inline bool td__wait_event_is_idle(const struct td__wait_event *event)
 {
     return atomic_load_explicit(&event->processor, memory_order_relaxed) < 0;
@@ -137,7 +137,7 @@ static inline bool td__wait_event_is_idle(const struct td__wait_event *event)
 /** How many processors this process may run on. */
 int td__processors(void);
 
-/** With how many others each of `ranks` on this host has to share a processor. */
+/** With how many other ranks each of `ranks` on this host shares a processor. */
 static inline unsigned td__crowd(int ranks)
 {
     return (unsigned)((ranks - 1) / td__processors());

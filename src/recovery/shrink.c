@@ -192,10 +192,10 @@ static void take_outcome(struct attempt *attempt, int leader, struct td__reader 
 static bool query(struct attempt *attempt, int index, uint32_t what, int leader)
 {
     struct td__buffer answer = {0};
-    bool answered = !td__endpoint_ask(attempt->root->endpoint, attempt->group->ranks[index],
-                                      TD__TOPIC_SHRINK, attempt->group->key,
-                                      (uint64_t)attempt->agreement->attempt << 32 | what,
-                                      td__deadline_in_ms(QUERY_MS), &answer);
+    bool answered = !td__endpoint_query(attempt->root->endpoint, attempt->group->ranks[index],
+                                        TD__TOPIC_SHRINK, attempt->group->key,
+                                        (uint64_t)attempt->agreement->attempt << 32 | what,
+                                        td__deadline_in_ms(QUERY_MS), &answer);
     if (answered) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         if (td__reader_u8(&reader) == DECIDED)

@@ -253,11 +253,11 @@ static td_status await_word(struct td__shm_comm *comm, const struct td__operatio
                             const _Atomic uint64_t *word, uint64_t value, int index, unsigned how)
 {
     /* If every rank has a processor, most waits end within nanoseconds. */
-    unsigned polls = td__first_looks(comm->oversubscribed);
+    unsigned polls = td__first_polls(comm->oversubscribed);
     do
         if (is_reached(word, value, index))
             return TD_OK;
-    while (td__look_again(&polls));
+    while (td__poll_again(&polls));
     if (!comm->deadline)
         comm->deadline = td__operation_deadline(operation);
     struct td__waiting waiting;
