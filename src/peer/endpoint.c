@@ -93,10 +93,10 @@ void td__endpoint_close(struct td__endpoint *endpoint)
     }
     td__arrivals_forget(endpoint, 0, true);
     td__shared_fds_forget(endpoint, 0, true);
-    free_endpoint(endpoint);
     if (domain)
         td__domain_close(domain);
     td__tls_drain(endpoint, td__deadline_in_ms(DRAIN_MS));
+    free_endpoint(endpoint);
 }
 
 void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
