@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { FLUSH_MS = 2000 }; /* for output that nobody reads, after a signal; otherwise the minimum */
+enum { FLUSH_MS = 2000 }; /* for output that is not read, after a signal; otherwise the minimum */
 
 static void run_until(struct td__agent *agent, bool (*done)(struct td__agent *agent))
 {
@@ -108,12 +108,12 @@ static void on_flush_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
     if (agent->unread || unread(agent, TD__ERR)) {
-        agent->hurry = true; /* nobody reads this */
+        agent->hurry = true; /* this is not read either */
         return;
     }
     agent->unread = true;
     td__console_say(&agent->console,
-                    "tdrun: nobody reads standard output; up to %zu bytes of it are lost\n",
+                    "tdrun: standard output is not read; up to %zu bytes of it are lost\n",
                     unread(agent, TD__OUT));
     uv_timer_start(timer, on_flush_timeout, FLUSH_MS, 0);
 }

@@ -16,7 +16,7 @@ enum td__reason {
     TD__REASON_NONE,
     TD__REASON_FAILED, /* a worker did, here or on another node */
     TD__REASON_OVER,   /* the job cannot go on: a launcher has ended, a worker cannot start, … */
-    TD__REASON_CLOSED, /* nobody reads the output any more */
+    TD__REASON_CLOSED, /* the reader of the output has closed it */
     TD__REASON_SIGNALLED, /* a signal to end */
 };
 
@@ -64,7 +64,7 @@ struct td__agent {
     bool abandoned;   /* … and even that has not ended them */
     bool output_lost; /* something could not be written where the user wanted it */
     bool finishing;   /* all workers have ended; only output is left to be written … */
-    bool unread;      /* … which nobody reads; that was said … */
+    bool unread;      /* … which is not read; that was reported … */
     bool hurry;       /* … and there is no time to wait for it */
 };
 

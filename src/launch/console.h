@@ -10,7 +10,7 @@
 
 /* ---- A sink: a descriptor that is written to without blocking the caller ---------------------
  *
- * Standard output may be a pipe that nobody reads, a terminal on hold, a slow disk. Setting it
+ * Standard output may be a pipe that no process reads, a terminal on hold, a slow disk. Setting it
  * non-blocking would change it for every process that shares it, the user's shell too. So a thread
  * of its own writes, from a queue; the caller looks at the queue's length, and stops producing. */
 

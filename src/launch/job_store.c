@@ -27,7 +27,7 @@ td_status td__job_secret_find(const struct td__run_options *options, struct td__
     return td_fail(TD_ERR_AUTH,
                    "nodes on several hosts need the job's secret: set TANDEM_SECRET (or "
                    "TANDEM_SECRET_FILE) to the same text on every node, or TANDEM_INSECURE=1 on a "
-                   "network where nobody else is");
+                   "network without other users");
 }
 
 static td_status open_at(const struct td__run_options *options, const struct td__job_secret *secret,

@@ -91,7 +91,7 @@ static int compare_jobs(const void *a, const void *b)
     return x->info.started_ns < y->info.started_ns ? -1 : x->info.started_ns > y->info.started_ns;
 }
 
-td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
+td_status td__jobs_find(bool all_users, struct td__job **jobs, int *count)
 {
     struct search search = {0};
     struct dirent *entry;
@@ -104,7 +104,7 @@ td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
         struct stat found;
         snprintf(path, sizeof path, "/proc/%s", entry->d_name);
         if (entry->d_name[strspn(entry->d_name, "0123456789")] || stat(path, &found) ||
-            (!everybody && found.st_uid != geteuid()))
+            (!all_users && found.st_uid != geteuid()))
             continue;
         status = look_into(&search, entry->d_name);
     }

@@ -15,9 +15,9 @@ struct td__job {
     ino_t inode;
 };
 
-/** Finds all jobs on this machine, the oldest first; those of this user, or of everybody where `everybody`
- *  and the system lets us. *jobs is for free(). */
-td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count);
+/** Finds all jobs on this machine, the oldest first; those of this user, or of all users if `all_users`
+ *  and the system permits it. *jobs is for free(). */
+td_status td__jobs_find(bool all_users, struct td__job **jobs, int *count);
 
 /** A copy of the job's book, of a hollow one of the head, for td__postmortem_take() or
  *  td__postmortem_books_free(); NULL where the job is gone meanwhile, or there is no memory for it. */

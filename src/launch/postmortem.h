@@ -44,7 +44,7 @@ struct td__postmortem_rank {
     uint64_t current_key;           /* of its group */
     char current_group[TD__FLIGHT_NAME + 1];
     char last_group[TD__FLIGHT_NAME + 1];
-    int under_way; /* that were started, and that nobody waits for */
+    int under_way; /* that were started, and that no thread waits for */
     uint64_t total;
     double rate; /* operations a second, of the last ones */
 };

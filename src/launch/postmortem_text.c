@@ -82,7 +82,7 @@ static void tell_place(const struct td__postmortem_rank *rank, int64_t end_ns,
         ADD(line->before, " during %s", text);
         time_end(line, rank->current.started_ns, end_ns, end_ns ? " into it" : "");
     } else if (rank->failure && !rank->outlived) {
-        snprintf(text, sizeof text, " after it was told: %.400s", rank->sentence);
+        snprintf(text, sizeof text, " after it got: %.400s", rank->sentence);
         time_end(line, rank->failure_ns, end_ns, text);
     } else if (rank->phase == TD__FLIGHT_ABSENT) {
         ADD(line->before, " before it joined the others");

@@ -242,7 +242,7 @@ static ssize_t take(struct td__stream *stream)
     while (size < 0 && errno == EINTR);
     if (size < 0 && errno == EAGAIN)
         return 0;
-    if (size <= 0) { /* a pseudo-terminal ends with EIO: nobody has the other side open */
+    if (size <= 0) { /* a pseudo-terminal ends with EIO: no process has the other side open */
         close_channel(stream);
         return -1;
     }

@@ -39,7 +39,7 @@ void td__name_pair(int wire, int end, int other);
 /* ---- Peers that are cut off: how long a host may be silent is TANDEM_HEARTBEAT, in seconds --- */
 
 /** Takes the limit from TANDEM_HEARTBEAT, for all that this process does from now on: 10 s where it is not set.
- *  Called when a store or a group is opened, and by nobody else: threads of the library do not read the
+ *  Called only when a store or a group is opened: threads of the library do not read the
  *  environment, which the program may be changing. TD_ERR_INVALID where it is not a number of seconds from 1 to
  *  3600. */
 td_status td__heartbeat_read(void);

@@ -1,13 +1,13 @@
 /* Growing a group: restarted ranks rejoin.
  *
- * A rank that rejoins exchanges addresses as at the start: it counts its exchanges in the store, sets its card
- * under that number, and waits for the cards of all others under the same number. The members of the group create
+ * A rank that rejoins exchanges addresses as at the start: it counts its exchanges (the epoch) in the store, sets its
+ * card under that number, and waits for the cards of all others under the same number. The members of the group create
  * new endpoints, and all_gather their cards. The first member waits for the cards of the newcomers, sets all
  * cards under the keys that the newcomers wait for, and broadcasts the cards of the newcomers to the members.
  * Then all ranks have all cards, and continue as at the start.
  *
- *     newcomer       meetings += 1;  card[meeting][me] = mine;  waits for card[meeting][all]
- *     first member   waits for a new card of each missing rank; card[its meeting][all] = …; broadcasts them
+ *     newcomer       epoch += 1;  card[epoch][me] = mine;  waits for card[epoch][all]
+ *     first member   waits for a new card of each missing rank; card[its epoch][all] = …; broadcasts them
  *                    to the other members
  */
 #include "base/fail.h"
@@ -33,7 +33,7 @@ struct growth {
     td_group *group;
     struct td__root *old, *fresh;
     struct card *cards; /* of all ranks; size 0: not known yet */
-    int64_t *meetings;  /* of the newcomers; 0: not one */
+    int64_t *epochs;    /* of the newcomers; 0: not one */
     int64_t timeout_ms;
     td__deadline deadline;
 };
@@ -66,14 +66,14 @@ static td_status find_card(struct growth *growth, int rank)
     bool found;
     td__epoch_key(old->name, rank, key);
     td_status status = td__store_look_up(old->store, key, &count, &found);
-    int64_t meeting = !status && found ? strtoll(count.data, NULL, 10) : 0;
-    if (meeting > 0) {
-        td__card_key(old->name, meeting, rank, key);
+    int64_t epoch = !status && found ? strtoll(count.data, NULL, 10) : 0;
+    if (epoch > 0) {
+        td__card_key(old->name, epoch, rank, key);
         status = td__store_look_up(old->store, key, &card, &found);
         const td_bytes *dead = &old->cards[rank];
         bool same = found && card.size == dead->size && !memcmp(card.data, dead->data, card.size);
         if (!status && found && !same && set_card(&growth->cards[rank], card.data, card.size))
-            growth->meetings[rank] = meeting;
+            growth->epochs[rank] = epoch;
     }
     td_bytes_free(&card);
     td_bytes_free(&count);
@@ -97,9 +97,9 @@ static td_status check_members(const struct growth *growth)
 static td_status await_newcomers(struct growth *growth)
 {
     for (int r = 0; r < growth->old->size; r++) {
-        while (!is_member(growth->group, r) && !growth->meetings[r]) {
+        while (!is_member(growth->group, r) && !growth->epochs[r]) {
             TD_TRY(find_card(growth, r));
-            if (growth->meetings[r])
+            if (growth->epochs[r])
                 break;
             if (td__deadline_passed(growth->deadline))
                 return td_fail(TD_ERR_TIMEOUT,
@@ -121,7 +121,7 @@ static td_status raise_counts(const struct growth *growth)
     char key[TD__ROOT_KEY];
     int64_t most = 0, count;
     for (int r = 0; r < old->size; r++)
-        most = growth->meetings[r] > most ? growth->meetings[r] : most;
+        most = growth->epochs[r] > most ? growth->epochs[r] : most;
     for (int r = 0; r < old->size; r++) {
         td__epoch_key(old->name, r, key);
         TD_TRY(td_store_add(old->store, key, 0, &count));
@@ -137,14 +137,14 @@ static td_status answer_newcomers(const struct growth *growth)
     char key[TD__ROOT_KEY];
     TD_TRY(raise_counts(growth));
     for (int to = 0; to < old->size; to++) {
-        if (!growth->meetings[to])
+        if (!growth->epochs[to])
             continue;
-        td__grown_key(old->name, growth->meetings[to], to, key);
+        td__grown_key(old->name, growth->epochs[to], to, key);
         TD_TRY(td_store_set(old->store, key, "1", 1));
         for (int r = 0; r < old->size; r++) {
             if (r == to)
                 continue;
-            td__card_key(old->name, growth->meetings[to], r, key);
+            td__card_key(old->name, growth->epochs[to], r, key);
             TD_TRY(td_store_set(old->store, key, growth->cards[r].bytes, growth->cards[r].size));
         }
     }
@@ -219,7 +219,7 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
         .group = group,
         .old = old,
         .cards = calloc(size, sizeof *growth.cards),
-        .meetings = calloc(size, sizeof *growth.meetings),
+        .epochs = calloc(size, sizeof *growth.epochs),
         .timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group),
     };
     td_group_options same = {.name = old->named ? old->name : NULL,
@@ -228,7 +228,7 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
                              .timeout_ms = old->timeout_ms};
     td_group *result;
     growth.deadline = td__deadline_in_ms(growth.timeout_ms);
-    td_status status = growth.cards && growth.meetings ? TD_OK : td__fail_nomem("td_group_grow");
+    td_status status = growth.cards && growth.epochs ? TD_OK : td__fail_nomem("td_group_grow");
     if (!status)
         status = td__root_make(old->given, old->rank, old->size, &same, &growth.fresh);
     if (!status) {
@@ -247,7 +247,7 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
             status = td__root_begin(growth.fresh, &result);
     }
     free(growth.cards);
-    free(growth.meetings);
+    free(growth.epochs);
     if (status)
         return status;
     result->handed_out = true;

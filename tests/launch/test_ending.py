@@ -146,7 +146,7 @@ class Signals(Ending):
         os.close(write_end)
         job.finish()
         self.check_code(job, 5)
-        self.assertEqual(job.err.count("nobody reads standard output; up to "), 1, job.err)
+        self.assertEqual(job.err.count("standard output is not read; up to "), 1, job.err)
         self.check_nothing_left()
         os.close(read_end)
 

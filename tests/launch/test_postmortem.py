@@ -114,7 +114,7 @@ class Failures(PostmortemTest):
         self.check_code(job, 1)
         first = self.lines(job.err)[0]
         self.assertIn("failed first: exit code 1", first)
-        self.assertIn("it was told: call #3 on group", first)
+        self.assertIn("it got: call #3 on group", first)
 
     def test_never_joined(self):
         job = self.start_job("absent").finish()
