@@ -9,6 +9,7 @@
  * Nothing outlives the runner: each process is killed by the kernel when its parent dies, and what
  * hides from that (a daemon of a rank's own) becomes a child of the host, or else of the runner,
  * since both are subreapers, and neither goes on to the next test while it has a child. */
+#include "runner_leftovers.h"
 #include "runner_page.h"
 
 #include "base/auth.h"
@@ -17,11 +18,9 @@
 
 #include <tandem/store.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <ftw.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -84,88 +83,6 @@ static double deadline_of(const struct td_test *test)
 static int ranks_of(const struct td_test *test)
 {
     return test->ranks ? test->ranks : 1;
-}
-
-/* ---- What is left behind --------------------------------------------------------------------- */
-
-static int is_pid(const struct dirent *entry)
-{
-    return atoi(entry->d_name) > 0;
-}
-
-/* Calls `fn` for each child of this process. Not by opendir(): tsan takes the descriptor that closedir() closes for one
- * that another thread has accepted and closed before. */
-static void each_child(void (*fn)(void *arg, int pid, char state, const char *comm), void *arg)
-{
-    struct dirent **entries;
-    int count = scandir("/proc", &entries, is_pid, NULL);
-    for (int i = 0; i < count; i++) {
-        char path[300], comm[64] = "?", state = '?';
-        int parent = 0;
-        snprintf(path, sizeof path, "/proc/%s/stat", entries[i]->d_name);
-        FILE *file = fopen(path, "re");
-        if (file && fscanf(file, "%*d (%63[^)]) %c %d", comm, &state, &parent) == 3 &&
-            parent == getpid())
-            fn(arg, atoi(entries[i]->d_name), state, comm);
-        if (file)
-            fclose(file);
-        free(entries[i]);
-    }
-    if (count >= 0)
-        free(entries);
-}
-
-struct names {
-    char *text;
-    size_t room;
-};
-
-/* Kills the child, and adds it to the names: "pid 71 (sleep), ". */
-static void kill_child(void *arg, int pid, char state, const char *comm)
-{
-    struct names *names = arg;
-    if (state == 'Z')
-        return;
-    kill(pid, SIGKILL);
-    size_t used = names->text ? strlen(names->text) : 0;
-    if (used < names->room)
-        snprintf(names->text + used, names->room - used, "%spid %d (%s)", used ? ", " : "", pid,
-                 comm);
-}
-
-static void kill_children(char *names, size_t room)
-{
-    each_child(kill_child, &(struct names){names, room});
-}
-
-/* Returns when no child is left. Those that live on after `grace_s` are killed and named. */
-static void end_children(int grace_s, char *names, size_t room)
-{
-    td__deadline grace = td__deadline_in_ms((int64_t)grace_s * 1000 * td_test_slowness());
-    for (;;) {
-        pid_t pid = waitpid(-1, NULL, WNOHANG);
-        if (pid < 0 && errno == ECHILD)
-            return;
-        if (pid != 0)
-            continue;
-        if (td__deadline_passed(grace))
-            kill_children(names, room);
-        td__sleep_ns(SECOND / 1000);
-    }
-}
-
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
-{
-    (void)info;
-    (void)kind;
-    (void)walk;
-    return remove(path);
-}
-
-static void remove_tree(const char *path)
-{
-    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS))
-        printf("     its directory %s cannot be removed: %s\n", path, strerror(errno));
 }
 
 /* ---- The host of one test -------------------------------------------------------------------- */
@@ -432,7 +349,7 @@ static void watch(struct job *job)
             if (fds[i].revents)
                 read_output(&job->ranks[i]);
         if (ready < 0)
-            each_child(reap_orphan, job);
+            td_test_each_child(reap_orphan, job);
     }
 }
 
@@ -548,7 +465,7 @@ static int host(const struct td_test *test, const char *directory)
         kill_running(&job, AFTER_ANOTHER);
     }
     watch(&job);
-    end_children(LEFT_BEHIND_S, job.left_behind, sizeof job.left_behind);
+    td_test_end_children(LEFT_BEHIND_S, job.left_behind, sizeof job.left_behind);
     if (job.store && td_store_close(job.store))
         snprintf(job.error, sizeof job.error, "closing the store: %s", td_last_error());
     return report(&job);
@@ -559,12 +476,12 @@ static int host(const struct td_test *test, const char *directory)
 /* Ends the runner as `signal` would have, with nothing left. */
 static _Noreturn void give_up(int signal_number, const char *directory)
 {
-    kill_children(NULL, 0);
-    end_children(0, NULL, 0);
+    td_test_kill_children(NULL, 0);
+    td_test_end_children(0, NULL, 0);
     char home[300];
     snprintf(home, sizeof home, "%s" HOME_BESIDE, directory);
-    remove_tree(directory);
-    remove_tree(home);
+    td_test_remove_tree(directory);
+    td_test_remove_tree(home);
     fflush(stdout);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
@@ -620,9 +537,9 @@ static int run_test(const struct td_test *test)
     bool ended = pid > 0 && wait_for_host(pid, test, directory, &status);
     int code = ended && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     char left_behind[512] = "";
-    end_children(0, left_behind, sizeof left_behind);
-    remove_tree(directory);
-    remove_tree(home);
+    td_test_end_children(0, left_behind, sizeof left_behind);
+    td_test_remove_tree(directory);
+    td_test_remove_tree(home);
 
     /* What the host has not said itself. */
     if (pid < 0)
