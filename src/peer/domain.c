@@ -21,14 +21,14 @@ enum { LISTEN_MS = 10000, DRAIN_MS = 2000, BATCH = 16 };
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;  /* held while a domain is opened */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* for the table and `users` */
-static struct td__domain *table;
+static LIST_HEAD(, td__domain) table;
 
 /* Another thread of the parent may have held the locks. The domains stay the parent's. */
 static void in_child(void)
 {
     pthread_mutex_init(&open_lock, NULL);
     pthread_mutex_init(&table_lock, NULL);
-    table = NULL;
+    LIST_INIT(&table);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -42,9 +42,10 @@ __attribute__((constructor)) static void watch_forks(void)
 static struct td__endpoint *begin_service(struct td__domain *domain, uint32_t number)
 {
     pthread_mutex_lock(&domain->lock);
-    struct td__endpoint *endpoint = domain->endpoints;
-    while (endpoint && endpoint->own.number != number)
-        endpoint = endpoint->next;
+    struct td__endpoint *endpoint;
+    TAILQ_FOREACH(endpoint, &domain->endpoints, link)
+    if (endpoint->own.number == number)
+        break;
     domain->served = endpoint;
     pthread_mutex_unlock(&domain->lock);
     return endpoint;
@@ -75,22 +76,16 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__R
 
 void td__domain_add(struct td__domain *domain, struct td__endpoint *endpoint)
 {
-    struct td__endpoint **end = &domain->endpoints;
     pthread_mutex_lock(&domain->lock);
     endpoint->own.number = ++domain->last_number;
-    while (*end)
-        end = &(*end)->next;
-    *end = endpoint;
+    TAILQ_INSERT_TAIL(&domain->endpoints, endpoint, link);
     pthread_mutex_unlock(&domain->lock);
 }
 
 void td__domain_remove(struct td__domain *domain, struct td__endpoint *endpoint)
 {
-    struct td__endpoint **at = &domain->endpoints;
     pthread_mutex_lock(&domain->lock);
-    while (*at != endpoint)
-        at = &(*at)->next;
-    *at = endpoint->next;
+    TAILQ_REMOVE(&domain->endpoints, endpoint, link);
     while (domain->served == endpoint)
         td__cond_wait(&domain->idle, &domain->lock, TD__NEVER);
     pthread_mutex_unlock(&domain->lock);
@@ -153,9 +148,7 @@ static td_status open_listener(struct td__domain *domain, int tcp_fd, int local_
 
 static void close_listener(struct td__domain *domain)
 {
-    uint64_t one = 1;
-    ssize_t written = write(domain->wake, &one, sizeof one);
-    (void)written;
+    eventfd_write(domain->wake, 1);
     pthread_join(domain->thread, NULL);
     close(domain->wake);
     close(domain->wake_set);
@@ -209,6 +202,7 @@ static td_status make_domain(const char *host, const struct td__secret *secret,
     if (!domain)
         return td__fail_nomem("endpoint");
     domain->users = 1;
+    TAILQ_INIT(&domain->endpoints);
     domain->secret = *secret;
     snprintf(domain->host, sizeof domain->host, "%.100s", host);
     pthread_mutex_init(&domain->lock, NULL);
@@ -238,9 +232,10 @@ static bool fits(const struct td__domain *domain, const char *host, const struct
 static struct td__domain *find_domain(const char *host, const struct td__secret *secret)
 {
     pthread_mutex_lock(&table_lock);
-    struct td__domain *domain = table;
-    while (domain && !fits(domain, host, secret))
-        domain = domain->next;
+    struct td__domain *domain;
+    LIST_FOREACH(domain, &table, link)
+    if (fits(domain, host, secret))
+        break;
     if (domain)
         domain->users++;
     pthread_mutex_unlock(&table_lock);
@@ -259,10 +254,8 @@ td_status td__domain_open(const char *host, struct td__domain **domain)
     if (!*domain) {
         status = make_domain(host, &secret, domain);
         pthread_mutex_lock(&table_lock);
-        if (!status) {
-            (*domain)->next = table;
-            table = *domain;
-        }
+        if (!status)
+            LIST_INSERT_HEAD(&table, *domain, link);
         pthread_mutex_unlock(&table_lock);
     }
     pthread_mutex_unlock(&open_lock);
@@ -273,11 +266,8 @@ void td__domain_close(struct td__domain *domain)
 {
     pthread_mutex_lock(&table_lock);
     bool last = --domain->users == 0;
-    for (struct td__domain **at = &table; last && *at; at = &(*at)->next)
-        if (*at == domain) {
-            *at = domain->next;
-            break;
-        }
+    if (last)
+        LIST_REMOVE(domain, link);
     pthread_mutex_unlock(&table_lock);
     if (!last)
         return;

@@ -20,15 +20,15 @@
 #include "os/auth_listener.h"
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 enum { TD__CARD_TEXT = 128 };
 
 struct td__endpoint;
 struct td__failure_detector;
-struct td__shared_view;
 
 struct td__domain {
-    struct td__domain *next; /* of the process */
+    LIST_ENTRY(td__domain) link; /* of the process */
     int users;
     char host[TD__CARD_TEXT];
     struct td__secret secret;
@@ -40,16 +40,16 @@ struct td__domain {
     int wake_set; /* an epoll set that the thread polls: see td__endpoint_wake_on() */
     struct td__auth_listener *listener;
 
-    pthread_mutex_t lock;           /* for what follows */
-    pthread_cond_t idle;            /* `served` or `examined` has changed */
-    struct td__endpoint *endpoints; /* by increasing number */
-    struct td__endpoint *served;    /* by the listener's thread; or NULL */
-    struct td__endpoint *examined;  /* by the failure detector's; or NULL */
+    pthread_mutex_t lock;                 /* for what follows */
+    pthread_cond_t idle;                  /* `served` or `examined` has changed */
+    TAILQ_HEAD(, td__endpoint) endpoints; /* by increasing number */
+    struct td__endpoint *served;          /* by the listener's thread; or NULL */
+    struct td__endpoint *examined;        /* by the failure detector's; or NULL */
     uint32_t last_number;
     struct td__failure_detector *detector; /* NULL: not started yet */
 
     pthread_mutex_t view_lock; /* is never held together with `lock` */
-    struct td__shared_view *views;
+    LIST_HEAD(, td__shared_view) views;
 };
 
 /** Finds or opens the domain for endpoints at `host`, an address of this machine. */

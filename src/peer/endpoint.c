@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 enum {
@@ -66,6 +67,7 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     pthread_mutex_init(&endpoint->lock, NULL);
     pthread_mutex_init(&endpoint->answer_lock, NULL);
     td__cond_init(&endpoint->arrived);
+    TAILQ_INIT(&endpoint->arrivals);
 
     td_status status = td__heartbeat_read();
     if (!status && size == 1)
@@ -109,14 +111,22 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
 
 /* ---- Connecting ------------------------------------------------------------------------------ */
 
-int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,
-                       td__deadline deadline)
+/* A rank of this host is reached by its unix socket. */
+static const char *address_of(const struct td__endpoint *endpoint, int rank, int *port)
 {
     const struct td__card *peer = &endpoint->peers[rank];
+    bool near = peer->host == endpoint->peers[endpoint->rank].host;
+    *port = near ? 0 : peer->port;
+    return near ? peer->local : peer->address;
+}
+
+int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, td__deadline deadline)
+{
     struct td__address_list list;
     bool retry;
-    if (td__resolve(locally ? peer->local : peer->address, locally ? 0 : peer->port, deadline,
-                    &list, &retry))
+    int port;
+    const char *address = address_of(endpoint, rank, &port);
+    if (td__resolve(address, port, deadline, &list, &retry))
         return EHOSTUNREACH;
     int fd = td__connect_to(&list.at[0], deadline);
     if (fd < 0)
@@ -161,18 +171,18 @@ td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int 
 
 /* Connects and sends the request. *retry: the connection has ended without a reply, so the request was not served.
  * If the process ends during the handshake, that is TD_ERR_AUTH, as if it had refused the secret. */
-static td_status try_request(struct td__endpoint *endpoint, int rank, bool locally,
+static td_status try_request(struct td__endpoint *endpoint, int rank,
                              const struct td__request *request, td__deadline deadline, bool *retry,
                              int *fd_out)
 {
     const struct td__card *peer = &endpoint->peers[rank];
     uint8_t bytes[TD__REQUEST_SIZE];
     bool ended = false;
-    int fd;
+    int fd, port;
+    const char *address = address_of(endpoint, rank, &port);
     td_status status = td__connect_trusted(
-        locally ? peer->local : peer->address, locally ? 0 : peer->port, "link", peer->identity,
-        &endpoint->domain->secret, td__deadline_earlier(deadline, td__deadline_in_ms(CONNECT_MS)),
-        &fd);
+        address, port, "link", peer->identity, &endpoint->domain->secret,
+        td__deadline_earlier(deadline, td__deadline_in_ms(CONNECT_MS)), &fd);
     *retry = status == TD_ERR_TIMEOUT || status == TD_ERR_AUTH;
     if (status)
         return status;
@@ -197,7 +207,7 @@ static td_status try_request(struct td__endpoint *endpoint, int rank, bool local
 /* A rank publishes its card when its listener is open. So if nothing listens at its address, nothing ever will:
  * TD_ERR_PEER at once. If a rank is stopped, or its host is cut off, it does not answer either, and only the failure
  * detector decides whether it is lost; until then this retries. */
-static td_status send_request(struct td__endpoint *endpoint, int rank, bool locally,
+static td_status send_request(struct td__endpoint *endpoint, int rank,
                               const struct td__request *request, td__deadline deadline, int *fd)
 {
     struct td__error error;
@@ -206,7 +216,7 @@ static td_status send_request(struct td__endpoint *endpoint, int rank, bool loca
     if (td__endpoint_presence(endpoint, rank) == TD__ENDED)
         return td_fail(TD_ERR_PEER, "it %s", td__endpoint_exit_reason(endpoint, rank));
     for (;;) {
-        td_status status = try_request(endpoint, rank, locally, request, deadline, &retry, fd);
+        td_status status = try_request(endpoint, rank, request, deadline, &retry, fd);
         if (!status || !retry)
             return status;
         td__error_save(&error);
@@ -216,7 +226,7 @@ static td_status send_request(struct td__endpoint *endpoint, int rank, bool loca
             return td_fail(TD_ERR_PEER, "it %s", exit_reason);
         /* The listening socket of a process that has ended may stay open for a moment. */
         td__deadline end = td__deadline_earlier(deadline, td__now_ns()) + CONNECT_MS * 1000000;
-        if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end)))
+        if (td__is_refused(td__endpoint_probe(endpoint, rank, end)))
             return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
         if ((status != TD_ERR_TIMEOUT && ++refusals == REFUSALS) || td__deadline_passed(deadline))
             return td__error_restore(&error);
@@ -225,11 +235,12 @@ static td_status send_request(struct td__endpoint *endpoint, int rank, bool loca
     }
 }
 
-td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
-                             const struct td__request *request, td__deadline deadline, int *fd)
+td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, struct td__request request,
+                             td__deadline deadline, int *fd)
 {
+    request.rank = endpoint->rank;
     td_status status = endpoint->domain
-                           ? send_request(endpoint, rank, locally, request, deadline, fd)
+                           ? send_request(endpoint, rank, &request, deadline, fd)
                            : td_fail(TD_ERR_PEER, "a world of one rank has no listener");
     return status ? td_fail(status, "%s cannot be reached%s: %s",
                             td__endpoint_describe(endpoint, rank),
@@ -250,19 +261,12 @@ td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_statu
                : td__error_restore(&error);
 }
 
-bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank)
-{
-    return endpoint->peers[rank].host == endpoint->peers[endpoint->rank].host;
-}
-
 td_status td__endpoint_connect_briefly(struct td__endpoint *endpoint, int rank, uint64_t group,
                                        enum td__link_channel channel, td__deadline deadline,
                                        int *fd)
 {
-    struct td__request request = {
-        .what = TD__WANT_LINK, .rank = endpoint->rank, .group = group, .channel = channel};
-    return td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
-                              deadline, fd);
+    struct td__request request = {.what = TD__WANT_LINK, .group = group, .channel = channel};
+    return td__endpoint_reach(endpoint, rank, request, deadline, fd);
 }
 
 td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
@@ -278,4 +282,57 @@ bool td__endpoint_is_unresponsive(struct td__endpoint *endpoint, int rank, bool 
     if (note)
         atomic_store(&peer->unresponsive, true);
     return atomic_load(&peer->unresponsive);
+}
+
+/* ---- Waiters ---------------------------------------------------------------------------------
+ *
+ * An event wakes every waiter: waiters are few, and events are rare. */
+
+void td__endpoint_add_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter)
+{
+    pthread_mutex_lock(&endpoint->lock);
+    LIST_INSERT_HEAD(&endpoint->waiters, waiter, link);
+    pthread_mutex_unlock(&endpoint->lock);
+}
+
+void td__endpoint_remove_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter)
+{
+    if (!waiter->wake)
+        return;
+    pthread_mutex_lock(&endpoint->lock);
+    LIST_REMOVE(waiter, link);
+    pthread_mutex_unlock(&endpoint->lock);
+}
+
+void td__waiters_wake(struct td__endpoint *endpoint)
+{
+    struct td__endpoint_waiter *waiter;
+    pthread_cond_broadcast(&endpoint->arrived);
+    LIST_FOREACH(waiter, &endpoint->waiters, link)
+    waiter->wake(waiter->arg);
+}
+
+void td__endpoint_wake_waiters(struct td__endpoint *endpoint)
+{
+    pthread_mutex_lock(&endpoint->lock);
+    td__waiters_wake(endpoint);
+    pthread_mutex_unlock(&endpoint->lock);
+}
+
+void td__endpoint_wake_rank(struct td__endpoint *endpoint, int rank, td__deadline deadline)
+{
+    struct td__request request = {.what = TD__WANT_WAKE};
+    int fd;
+    if (!td__endpoint_reach(endpoint, rank, request, deadline, &fd))
+        close(fd);
+}
+
+/* The listener's thread polls the epoll set (domain.c). Any thread can add to it without waking that thread;
+ * EPOLLONESHOT makes a descriptor wake the waiters once. */
+void td__endpoint_wake_on(struct td__endpoint *endpoint, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = endpoint->own.number};
+    int set = endpoint->domain->wake_set;
+    if (epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) && errno == ENOENT)
+        epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
 }

@@ -19,6 +19,7 @@
 #include <tandem/base.h>
 
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 struct td__endpoint;
 
@@ -116,7 +117,7 @@ const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__d
  * that it waits for, and the state of its group. */
 
 struct td__endpoint_waiter {
-    struct td__endpoint_waiter *next; /* the endpoint's */
+    LIST_ENTRY(td__endpoint_waiter) link; /* the endpoint's */
 
     /** Makes the thread check again, now or before it sleeps next. Called on any thread, with the lock of the
      *  endpoint held: must not block, nor call the endpoint. */
@@ -125,7 +126,7 @@ struct td__endpoint_waiter {
 };
 
 /** Adds a waiter, which the caller owns; after td__endpoint_remove_waiter() its wake() is not called any more. For
- *  the lifetime of a communicator, not for a call. */
+ *  the lifetime of a communicator, not for a call. Removing an all-zero waiter does nothing. */
 void td__endpoint_add_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter);
 void td__endpoint_remove_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter);
 

@@ -15,13 +15,13 @@
 #include <unistd.h>
 
 struct td__endpoint_arrival { /* a connection whose request is not served yet */
-    struct td__endpoint_arrival *next;
+    TAILQ_ENTRY(td__endpoint_arrival) link;
     struct td__request request;
     int fd;
 };
 
 struct td__link_handler { /* gets the links of one channel of a group */
-    struct td__link_handler *next;
+    LIST_ENTRY(td__link_handler) link;
     uint64_t group;
     enum td__link_channel channel;
     td__link_fn fn; /* NULL: the links are closed */
@@ -65,27 +65,25 @@ bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td
             request->channel <= TD__CUT_OFF);
 }
 
-static struct td__link_handler **find_handler(struct td__endpoint *endpoint, uint64_t group,
-                                              uint32_t channel)
+static struct td__link_handler *find_handler(struct td__endpoint *endpoint, uint64_t group,
+                                             uint32_t channel)
 {
-    struct td__link_handler **at = &endpoint->link_handlers;
-    while (*at && ((*at)->group != group || (*at)->channel != channel))
-        at = &(*at)->next;
-    return at;
+    struct td__link_handler *handler;
+    LIST_FOREACH(handler, &endpoint->link_handlers, link)
+    if (handler->group == group && handler->channel == channel)
+        break;
+    return handler;
 }
 
 static void add_arrival(struct td__endpoint *endpoint, const struct td__request *request, int fd)
 {
-    struct td__endpoint_arrival **end = &endpoint->arrivals;
     struct td__endpoint_arrival *arrival = malloc(sizeof *arrival);
     if (!arrival) {
         close(fd);
         return;
     }
     *arrival = (struct td__endpoint_arrival){.request = *request, .fd = fd};
-    while (*end)
-        end = &(*end)->next;
-    *end = arrival;
+    TAILQ_INSERT_TAIL(&endpoint->arrivals, arrival, link);
     td__waiters_wake(endpoint);
 }
 
@@ -94,15 +92,21 @@ bool td__reply(int fd, char reply)
     return send(fd, &reply, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
 }
 
-static void take_link(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+static void deliver(td__link_fn fn, void *arg, int rank, int fd)
 {
-    struct td__link_handler *handler = *find_handler(endpoint, request->group, request->channel);
-    if (!handler)
-        add_arrival(endpoint, request, fd);
-    else if (handler->fn)
-        handler->fn(handler->arg, request->rank, fd);
+    if (fn)
+        fn(arg, rank, fd);
     else
         close(fd);
+}
+
+static void take_link(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+{
+    struct td__link_handler *handler = find_handler(endpoint, request->group, request->channel);
+    if (handler)
+        deliver(handler->fn, handler->arg, request->rank, fd);
+    else
+        add_arrival(endpoint, request, fd);
 }
 
 void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local,
@@ -133,26 +137,43 @@ void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local
     case TD__WANT_HAND_OVER:
         td__shared_fd_take_over(endpoint, &request, fd);
         return;
-    default:
-        td__endpoint_serve(endpoint, &request, fd);
+    case TD__WANT_ANSWER:
+        td__endpoint_answer_query(endpoint, &request, fd);
+        return;
+    case TD__WANT_LIFELINE:
+        td__endpoint_keep_watcher(endpoint, fd);
+        return;
+    case TD__WANT_WAKE:
+        td__endpoint_wake_waiters(endpoint);
+        break;
+    case TD__WANT_LOSS_REPORT:
+        td__endpoint_learn(endpoint, request.group, request.channel, (int)(uint32_t)request.value);
+        break;
     }
+    close(fd);
 }
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
-int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
-                              uint64_t group, uint32_t channel)
+static int remove_arrival(struct td__endpoint *endpoint, struct td__endpoint_arrival *arrival)
 {
-    struct td__endpoint_arrival **at = &endpoint->arrivals;
-    for (; *at; at = &(*at)->next) {
-        struct td__endpoint_arrival *arrival = *at;
+    int fd = arrival->fd;
+    TAILQ_REMOVE(&endpoint->arrivals, arrival, link);
+    free(arrival);
+    return fd;
+}
+
+int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
+                              uint64_t group, uint32_t channel, int *from)
+{
+    struct td__endpoint_arrival *arrival;
+    TAILQ_FOREACH(arrival, &endpoint->arrivals, link)
+    {
         const struct td__request *request = &arrival->request;
         if (request->what == what && request->group == group && request->channel == channel &&
             (rank < 0 || request->rank == rank)) {
-            int fd = arrival->fd;
-            *at = arrival->next;
-            free(arrival);
-            return fd;
+            *from = request->rank;
+            return remove_arrival(endpoint, arrival);
         }
     }
     return -1;
@@ -161,10 +182,11 @@ int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what,
 td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t group,
                               enum td__link_channel channel, td__deadline deadline, int *fd_out)
 {
-    int fd;
+    int fd, from;
     bool in_time = true;
     pthread_mutex_lock(&endpoint->lock);
-    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, rank, group, channel)) < 0 &&
+    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, rank, group, channel, &from)) <
+               0 &&
            in_time)
         in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
     pthread_mutex_unlock(&endpoint->lock);
@@ -178,53 +200,37 @@ td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t 
 void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group,
                          enum td__link_channel channel, td__link_fn fn, void *arg)
 {
-    struct td__link_handler *added = calloc(1, sizeof *added);
+    int fd, from;
     pthread_mutex_lock(&endpoint->lock);
-    struct td__link_handler **handler = find_handler(endpoint, group, channel);
-    if (*handler) {
-        (*handler)->fn = fn;
-        (*handler)->arg = arg;
-    } else if (added) {
-        *added = (struct td__link_handler){
-            .group = group, .channel = channel, .fn = fn, .arg = arg};
-        *handler = added;
-        added = NULL;
+    struct td__link_handler *handler = find_handler(endpoint, group, channel);
+    if (!handler && (handler = calloc(1, sizeof *handler)))
+        LIST_INSERT_HEAD(&endpoint->link_handlers, handler, link);
+    if (handler) {
+        handler->group = group;
+        handler->channel = channel;
+        handler->fn = fn;
+        handler->arg = arg;
     }
-    for (struct td__endpoint_arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
-        const struct td__request *request = &arrival->request;
-        if (request->what != TD__WANT_LINK || request->group != group ||
-            request->channel != channel) {
-            at = &arrival->next;
-            continue;
-        }
-        *at = arrival->next;
-        if (fn)
-            fn(arg, request->rank, arrival->fd);
-        else
-            close(arrival->fd);
-        free(arrival);
-    }
+    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, -1, group, channel, &from)) >=
+           0)
+        deliver(fn, arg, from, fd);
     pthread_mutex_unlock(&endpoint->lock);
-    free(added);
 }
 
 void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all)
 {
-    for (struct td__endpoint_arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
-        if (arrival->request.group != group && !all) {
-            at = &arrival->next;
-            continue;
-        }
-        *at = arrival->next;
-        close(arrival->fd);
-        free(arrival);
+    struct td__endpoint_arrival *arrival, *next_arrival;
+    for (arrival = TAILQ_FIRST(&endpoint->arrivals); arrival; arrival = next_arrival) {
+        next_arrival = TAILQ_NEXT(arrival, link);
+        if (all || arrival->request.group == group)
+            close(remove_arrival(endpoint, arrival));
     }
-    for (struct td__link_handler **at = &endpoint->link_handlers, *handler; (handler = *at);) {
-        if (handler->group != group && !all) {
-            at = &handler->next;
-            continue;
+    struct td__link_handler *handler, *next;
+    for (handler = LIST_FIRST(&endpoint->link_handlers); handler; handler = next) {
+        next = LIST_NEXT(handler, link);
+        if (all || handler->group == group) {
+            LIST_REMOVE(handler, link);
+            free(handler);
         }
-        *at = handler->next;
-        free(handler);
     }
 }

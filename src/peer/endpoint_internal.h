@@ -1,5 +1,4 @@
-/* Internal declarations of endpoint.c, endpoint_accept.c, endpoint_card.c, endpoint_queries.c, endpoint_waiters.c,
- * failure_detector.c, fd_exchange.c, domain.c and presence.c. */
+/* Internal declarations of the files of this component. */
 #ifndef TD_PEER_ENDPOINT_INTERNAL_H
 #define TD_PEER_ENDPOINT_INTERNAL_H
 
@@ -81,24 +80,20 @@ enum { TD__REPLY_ACCEPTED = 'A', TD__REPLY_LEFT = 'X' };
  * has ended. */
 enum { TD__LEAVING = 'L' };
 
-struct td__endpoint_arrival;
-struct td__link_handler;
-struct td__shared_fd;
-
 struct td__endpoint {
     int rank, size;
     bool shared;
-    struct td__domain *domain; /* NULL in a world of one rank */
-    struct td__endpoint *next; /* of the domain */
+    struct td__domain *domain;      /* NULL in a world of one rank */
+    TAILQ_ENTRY(td__endpoint) link; /* of the domain */
     struct td__card own;
     struct td__card *peers;
 
     pthread_mutex_t lock;
     pthread_cond_t arrived; /* broadcast with every wake of the waiters, and on an arrival */
-    struct td__endpoint_waiter *waiters;
-    struct td__endpoint_arrival *arrivals;
-    struct td__link_handler *link_handlers;
-    struct td__shared_fd *shared_fds;
+    LIST_HEAD(, td__endpoint_waiter) waiters;
+    TAILQ_HEAD(, td__endpoint_arrival) arrivals;
+    LIST_HEAD(, td__link_handler) link_handlers;
+    LIST_HEAD(, td__shared_fd) shared_fds;
     int *watchers; /* lifelines of other ranks to this one */
     int watcher_count, watcher_capacity;
     pthread_mutex_t answer_lock; /* held while `answer` runs; locked before the locks of groups */
@@ -121,7 +116,7 @@ struct td__endpoint {
 void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local,
                                const uint8_t bytes[TD__REQUEST_SIZE]);
 
-/** Sends a TD__REPLY_…; false if the connection has ended. */
+/** Sends a TD__REPLY_… or TD__LEAVING; false if the connection has ended. */
 bool td__reply(int fd, char reply);
 
 /** The number of the endpoint that a request is for. */
@@ -136,17 +131,20 @@ bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td
 
 /** Removes an arrival, of any rank if `rank` is -1, and returns its connection, or -1. The caller holds the lock. */
 int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
-                              uint64_t group, uint32_t channel);
+                              uint64_t group, uint32_t channel, int *from);
 
 /** Closes the arrivals and drops the link handlers of a group, or all. The caller holds the lock. */
 void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all);
 
 /* ---- endpoint.c ------------------------------------------------------------------------------ */
 
-/** Connects to `rank`, sends a request, and waits until it is accepted; except for a loss report, a wake and a
- *  descriptor that is handed over. After TD_ERR_PEER, td__endpoint_explain() finds the reason. */
-td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
-                             const struct td__request *request, td__deadline deadline, int *fd);
+/** Wakes all waiters. The caller holds the lock. */
+void td__waiters_wake(struct td__endpoint *endpoint);
+
+/** Connects to `rank`, sends a request of this rank, and waits until it is accepted; except for a loss report, a wake
+ *  and a descriptor that is handed over. After TD_ERR_PEER, td__endpoint_explain() finds the reason. */
+td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, struct td__request request,
+                             td__deadline deadline, int *fd);
 
 /** Returns `status`, the result of td__endpoint_reach(). If it is TD_ERR_PEER, sets the last error to how `rank`
  *  ended, if that is known by the deadline. */
@@ -159,14 +157,10 @@ td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int 
                                    td__deadline deadline, bool *ended);
 
 /** Whether something listens at the address of `rank`: 0, or an errno. */
-int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,
-                       td__deadline deadline);
+int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, td__deadline deadline);
 
 /** Whether an errno of td__endpoint_probe() means that nothing listens there. */
 bool td__is_refused(int error);
-
-/** Whether `rank` is on this rank's host. */
-bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank);
 
 /* ---- fd_exchange.c --------------------------------------------------------------------------- */
 
@@ -200,16 +194,13 @@ void td__endpoint_query_presence(struct td__endpoint *endpoint, int from, int ra
                                  td__deadline deadline, enum td__presence *presence,
                                  int *wait_status);
 
-/** Serves a query, a lifeline, a loss report or a wake, and owns the connection. On the listener's thread. */
-void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd);
+/** Serve a query and a lifeline, and own the connection. On the listener's thread. */
+void td__endpoint_answer_query(struct td__endpoint *endpoint, const struct td__request *request,
+                               int fd);
+void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd);
 
 /** Sends TD__LEAVING on the lifelines of other ranks, and closes them. */
 void td__endpoint_leave(struct td__endpoint *endpoint);
-
-/* ---- endpoint_waiters.c ---------------------------------------------------------------------- */
-
-/** Wakes all waiters. The caller holds the lock. */
-void td__waiters_wake(struct td__endpoint *endpoint);
 
 /* ---- endpoint_card.c ------------------------------------------------------------------------- */
 
@@ -262,7 +253,7 @@ void td__failure_detector_wake(struct td__domain *domain);
 
 /** A process that is watched, once for all endpoints of a domain. */
 struct td__watched_process {
-    struct td__watched_process *next;
+    LIST_ENTRY(td__watched_process) link;
     int pid, fd; /* a pidfd */
     int users;
     atomic_bool ended;

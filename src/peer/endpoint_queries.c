@@ -23,15 +23,11 @@
 static td_status query(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
                        uint64_t value, td__deadline deadline, struct td__buffer *answer)
 {
-    struct td__request request = {.what = TD__WANT_ANSWER,
-                                  .rank = endpoint->rank,
-                                  .group = group,
-                                  .channel = topic,
-                                  .value = value};
+    struct td__request request = {
+        .what = TD__WANT_ANSWER, .group = group, .channel = topic, .value = value};
     uint8_t head[4], bytes[1024];
     int fd;
-    TD_TRY(td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
-                              deadline, &fd));
+    TD_TRY(td__endpoint_reach(endpoint, rank, request, deadline, &fd));
     int error = td__recv_all(fd, head, sizeof head, deadline);
     size_t left = error ? 0 : td__load_u32(head);
     bool valid = left <= TD__ANSWER_LIMIT;
@@ -71,22 +67,19 @@ void td__endpoint_notify(struct td__endpoint *endpoint, int rank, uint32_t topic
 td_status td__endpoint_open_lifeline(struct td__endpoint *endpoint, int rank, td__deadline deadline,
                                      int *fd)
 {
-    struct td__request request = {.what = TD__WANT_LIFELINE, .rank = endpoint->rank};
-    return td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
-                              deadline, fd);
+    struct td__request request = {.what = TD__WANT_LIFELINE};
+    return td__endpoint_reach(endpoint, rank, request, deadline, fd);
 }
 
 void td__endpoint_report_loss(struct td__endpoint *endpoint, int to, int rank,
                               enum td__presence presence, int wait_status, td__deadline deadline)
 {
     struct td__request request = {.what = TD__WANT_LOSS_REPORT,
-                                  .rank = endpoint->rank,
                                   .group = (uint64_t)rank,
                                   .channel = presence,
                                   .value = (uint32_t)wait_status};
     int fd;
-    if (!td__endpoint_reach(endpoint, to, td__endpoint_is_near(endpoint, to), &request, deadline,
-                            &fd))
+    if (!td__endpoint_reach(endpoint, to, request, deadline, &fd))
         close(fd);
 }
 
@@ -130,7 +123,8 @@ static void answer_presence(const struct td__endpoint *endpoint, uint64_t rank,
 
 /* The lock is held while the td__answer_fn runs, so that it does not run after td__endpoint_answer() has returned.
  * Without an answer the connection is closed after the reply. */
-static void answer(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+void td__endpoint_answer_query(struct td__endpoint *endpoint, const struct td__request *request,
+                               int fd)
 {
     struct td__buffer text = {0};
     uint8_t head[5] = {TD__REPLY_ACCEPTED};
@@ -156,7 +150,7 @@ static void answer(struct td__endpoint *endpoint, const struct td__request *requ
 }
 
 /* Keeps the connection open until this rank leaves or ends, which the other side detects. */
-static void keep_watcher(struct td__endpoint *endpoint, int fd)
+void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd)
 {
     pthread_mutex_lock(&endpoint->lock);
     if (endpoint->watcher_count == endpoint->watcher_capacity) {
@@ -174,32 +168,10 @@ static void keep_watcher(struct td__endpoint *endpoint, int fd)
     pthread_mutex_unlock(&endpoint->lock);
 }
 
-void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd)
-{
-    switch (request->what) {
-    case TD__WANT_ANSWER:
-        answer(endpoint, request, fd);
-        return;
-    case TD__WANT_LIFELINE:
-        keep_watcher(endpoint, fd);
-        return;
-    case TD__WANT_WAKE:
-        td__endpoint_wake_waiters(endpoint);
-        close(fd);
-        return;
-    default:
-        td__endpoint_learn(endpoint, request->group, request->channel,
-                           (int)(uint32_t)request->value);
-        close(fd);
-    }
-}
-
 void td__endpoint_leave(struct td__endpoint *endpoint)
 {
-    char byte = TD__LEAVING;
     for (int i = 0; i < endpoint->watcher_count; i++) {
-        ssize_t sent = send(endpoint->watchers[i], &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-        (void)sent;
+        td__reply(endpoint->watchers[i], TD__LEAVING);
         close(endpoint->watchers[i]);
     }
     free(endpoint->watchers);

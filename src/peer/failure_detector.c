@@ -22,7 +22,7 @@ struct td__failure_detector {
     pthread_t thread;
     int epoll, wake;
     atomic_bool ending;
-    struct td__watched_process *processes; /* under the domain's lock */
+    LIST_HEAD(, td__watched_process) processes; /* under the domain's lock */
 };
 
 _Thread_local bool td__is_detector_thread;
@@ -55,9 +55,7 @@ void td__failure_detector_unfollow(struct td__endpoint *endpoint, int fd)
 
 void td__failure_detector_wake(struct td__domain *domain)
 {
-    uint64_t one = 1;
-    ssize_t written = write(domain->detector->wake, &one, sizeof one);
-    (void)written;
+    eventfd_write(domain->detector->wake, 1);
 }
 
 /* ---- Processes ------------------------------------------------------------------------------- */
@@ -69,17 +67,18 @@ struct td__watched_process *td__watched_process_open(struct td__domain *domain, 
     struct td__failure_detector *detector = domain->detector;
     *ended = false;
     pthread_mutex_lock(&domain->lock);
-    struct td__watched_process *process = detector->processes;
-    while (process && (process->pid != pid || td__process_has_ended(process->fd, 0)))
-        process = process->next;
+    struct td__watched_process *process;
+    LIST_FOREACH(process, &detector->processes, link)
+    if (process->pid == pid && !td__process_has_ended(process->fd, 0))
+        break;
     if (process) {
         process->users++;
     } else if ((process = calloc(1, sizeof *process))) {
-        *process = (struct td__watched_process){
-            .next = detector->processes, .pid = pid, .users = 1};
+        process->pid = pid;
+        process->users = 1;
         process->fd = td__process_watch(pid, ended);
         if (process->fd >= 0) {
-            detector->processes = process;
+            LIST_INSERT_HEAD(&detector->processes, process, link);
             follow(detector, process->fd, event_key(0, pid));
         } else {
             free(process);
@@ -92,12 +91,9 @@ struct td__watched_process *td__watched_process_open(struct td__domain *domain, 
 
 void td__watched_process_close(struct td__domain *domain, struct td__watched_process *process)
 {
-    struct td__watched_process **at = &domain->detector->processes;
     pthread_mutex_lock(&domain->lock);
     if (--process->users == 0) {
-        while (*at != process)
-            at = &(*at)->next;
-        *at = process->next;
+        LIST_REMOVE(process, link);
         close(process->fd);
         free(process);
     }
@@ -108,12 +104,13 @@ void td__watched_process_close(struct td__domain *domain, struct td__watched_pro
 static void mark_ended(struct td__domain *domain, int pid)
 {
     struct td__failure_detector *detector = domain->detector;
+    struct td__watched_process *at;
     pthread_mutex_lock(&domain->lock);
-    for (struct td__watched_process *at = detector->processes; at; at = at->next)
-        if (at->pid == pid && !atomic_load(&at->ended) && td__process_has_ended(at->fd, 0)) {
-            epoll_ctl(detector->epoll, EPOLL_CTL_DEL, at->fd, NULL);
-            atomic_store(&at->ended, true);
-        }
+    LIST_FOREACH(at, &detector->processes, link)
+    if (at->pid == pid && !atomic_load(&at->ended) && td__process_has_ended(at->fd, 0)) {
+        epoll_ctl(detector->epoll, EPOLL_CTL_DEL, at->fd, NULL);
+        atomic_store(&at->ended, true);
+    }
     pthread_mutex_unlock(&domain->lock);
 }
 
@@ -123,9 +120,10 @@ static void mark_ended(struct td__domain *domain, int pid)
 static struct td__endpoint *examine_from(struct td__domain *domain, uint32_t number)
 {
     pthread_mutex_lock(&domain->lock);
-    struct td__endpoint *endpoint = domain->endpoints;
-    while (endpoint && (endpoint->own.number < number || !atomic_load(&endpoint->examined)))
-        endpoint = endpoint->next;
+    struct td__endpoint *endpoint;
+    TAILQ_FOREACH(endpoint, &domain->endpoints, link)
+    if (endpoint->own.number >= number && atomic_load(&endpoint->examined))
+        break;
     if (domain->examined)
         pthread_cond_broadcast(&domain->idle);
     domain->examined = endpoint;
@@ -167,13 +165,13 @@ static void handle_events(struct td__domain *domain, td__deadline deadline)
     for (int i = 0; i < count; i++) {
         uint32_t number = (uint32_t)(events[i].data.u64 >> 32);
         int which = (int)(uint32_t)events[i].data.u64;
-        uint64_t wakes;
+        eventfd_t wakes;
         if (number)
             on_lifeline(domain, number, which);
         else if (which)
             on_process_end(domain, which);
-        else if (read(detector->wake, &wakes, sizeof wakes) < 0)
-            continue;
+        else
+            eventfd_read(detector->wake, &wakes);
     }
 }
 

@@ -19,7 +19,7 @@ enum { CHECK_MS = 50, HAND_OUT_MS = 1000, TAKE_MS = 200, VIEW_NUMBERS = 255 };
 /* The arena of another process, mapped once for all endpoints of a domain. The identity of its listener names the
  * process. */
 struct td__shared_view {
-    struct td__shared_view *next;
+    LIST_ENTRY(td__shared_view) link;
     uint8_t identity[TD__IDENTITY_SIZE];
     int users;
     struct td__arena_view view;
@@ -29,7 +29,7 @@ struct td__shared_view {
 #define WITHOUT_WAITING ((uint64_t)1) /* the value of a request that does not wait for the offer */
 
 struct td__shared_fd {
-    struct td__shared_fd *next;
+    LIST_ENTRY(td__shared_fd) link;
     uint64_t group;
     int fd;
     bool handed_over; /* by a rank that has left: the endpoint owns the descriptor */
@@ -39,9 +39,10 @@ struct td__shared_fd {
 
 static struct td__shared_fd *find_shared_fd(struct td__endpoint *endpoint, uint64_t group)
 {
-    struct td__shared_fd *shared_fd = endpoint->shared_fds;
-    while (shared_fd && shared_fd->group != group)
-        shared_fd = shared_fd->next;
+    struct td__shared_fd *shared_fd;
+    LIST_FOREACH(shared_fd, &endpoint->shared_fds, link)
+    if (shared_fd->group == group)
+        break;
     return shared_fd;
 }
 
@@ -79,11 +80,11 @@ static bool add_shared_fd(struct td__endpoint *endpoint, uint64_t group, int fd,
     if (!shared_fd)
         return false;
     pthread_mutex_lock(&endpoint->lock);
-    *shared_fd = (struct td__shared_fd){
-        .next = endpoint->shared_fds, .group = group, .fd = fd, .handed_over = handed_over};
-    endpoint->shared_fds = shared_fd;
-    int waiting;
-    while ((waiting = td__endpoint_take_arrival(endpoint, TD__WANT_SHARED_FD, -1, group, 0)) >= 0)
+    *shared_fd = (struct td__shared_fd){.group = group, .fd = fd, .handed_over = handed_over};
+    LIST_INSERT_HEAD(&endpoint->shared_fds, shared_fd, link);
+    int waiting, from;
+    while ((waiting = td__endpoint_take_arrival(endpoint, TD__WANT_SHARED_FD, -1, group, 0,
+                                                &from)) >= 0)
         hand_out(waiting, fd);
     pthread_mutex_unlock(&endpoint->lock);
     return true;
@@ -96,12 +97,12 @@ td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int 
 
 void td__shared_fds_forget(struct td__endpoint *endpoint, uint64_t group, bool all)
 {
-    for (struct td__shared_fd **at = &endpoint->shared_fds, *shared_fd; (shared_fd = *at);) {
-        if (shared_fd->group != group && !all) {
-            at = &shared_fd->next;
+    struct td__shared_fd *shared_fd, *next;
+    for (shared_fd = LIST_FIRST(&endpoint->shared_fds); shared_fd; shared_fd = next) {
+        next = LIST_NEXT(shared_fd, link);
+        if (shared_fd->group != group && !all)
             continue;
-        }
-        *at = shared_fd->next;
+        LIST_REMOVE(shared_fd, link);
         if (shared_fd->handed_over)
             close(shared_fd->fd);
         free(shared_fd);
@@ -113,11 +114,10 @@ void td__shared_fds_forget(struct td__endpoint *endpoint, uint64_t group, bool a
 td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64_t group, int fd,
                                  td__deadline deadline)
 {
-    struct td__request request = {
-        .what = TD__WANT_HAND_OVER, .rank = endpoint->rank, .group = group};
+    struct td__request request = {.what = TD__WANT_HAND_OVER, .group = group};
     int connection;
     bool ended;
-    TD_TRY(td__endpoint_reach(endpoint, rank, true, &request, deadline, &connection));
+    TD_TRY(td__endpoint_reach(endpoint, rank, request, deadline, &connection));
     int error = td__send_fd(connection, fd, "p", 1, deadline);
     td_status status = error == ETIMEDOUT ? TD_ERR_TIMEOUT : error ? TD_ERR_PEER : TD_OK;
     if (error)
@@ -171,15 +171,13 @@ static int wait_for_shared_fd(int connection, td__deadline deadline, const atomi
     return error;
 }
 
-static td_status request_fd(struct td__endpoint *endpoint, int rank,
-                            const struct td__request *request, td__deadline deadline,
-                            const atomic_bool *given_up, int *fd_out)
+static td_status request_fd(struct td__endpoint *endpoint, int rank, struct td__request request,
+                            td__deadline deadline, const atomic_bool *given_up, int *fd_out)
 {
     char byte;
     int connection, fd;
-    TD_TRY(td__endpoint_explain(
-        endpoint, rank, td__endpoint_reach(endpoint, rank, true, request, deadline, &connection),
-        deadline));
+    td_status status = td__endpoint_reach(endpoint, rank, request, deadline, &connection);
+    TD_TRY(td__endpoint_explain(endpoint, rank, status, deadline));
     int error = wait_for_shared_fd(connection, deadline, given_up);
     if (!error)
         error = td__recv_fd(connection, &fd, &byte, 1, deadline);
@@ -196,31 +194,26 @@ static td_status request_fd(struct td__endpoint *endpoint, int rank,
 }
 
 /* A rank that leaves instead of serving the request has handed its descriptor over before. */
-static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
+static td_status fetch(struct td__endpoint *endpoint, int rank, uint64_t group, uint64_t value,
                        td__deadline deadline, const atomic_bool *given_up, int *fd)
 {
-    if (has_handed_over(endpoint, request->group, fd))
+    struct td__request request = {.what = TD__WANT_SHARED_FD, .group = group, .value = value};
+    if (has_handed_over(endpoint, group, fd))
         return TD_OK;
     td_status status = request_fd(endpoint, rank, request, deadline, given_up, fd);
-    return status == TD_ERR_PEER && has_handed_over(endpoint, request->group, fd) ? TD_OK : status;
+    return status == TD_ERR_PEER && has_handed_over(endpoint, group, fd) ? TD_OK : status;
 }
 
 td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
                              td__deadline deadline, const atomic_bool *given_up, int *fd)
 {
-    struct td__request request = {
-        .what = TD__WANT_SHARED_FD, .rank = endpoint->rank, .group = group};
-    return fetch(endpoint, rank, &request, deadline, given_up, fd);
+    return fetch(endpoint, rank, group, 0, deadline, given_up, fd);
 }
 
 td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
                                  td__deadline deadline, int *fd)
 {
-    struct td__request request = {.what = TD__WANT_SHARED_FD,
-                                  .rank = endpoint->rank,
-                                  .group = group,
-                                  .value = WITHOUT_WAITING};
-    return fetch(endpoint, rank, &request, deadline, NULL, fd);
+    return fetch(endpoint, rank, group, WITHOUT_WAITING, deadline, NULL, fd);
 }
 
 /* ---- Mapping the arenas of others ------------------------------------------------------------ */
@@ -228,9 +221,10 @@ td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64
 /* The callers of both hold the lock. */
 static struct td__shared_view *find_view(struct td__domain *domain, const struct td__card *peer)
 {
-    struct td__shared_view *view = domain->views;
-    while (view && memcmp(view->identity, peer->identity, sizeof view->identity) != 0)
-        view = view->next;
+    struct td__shared_view *view;
+    LIST_FOREACH(view, &domain->views, link)
+    if (!memcmp(view->identity, peer->identity, sizeof view->identity))
+        break;
     if (view)
         view->users++;
     return view;
@@ -253,8 +247,7 @@ static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
     }
     memcpy(view->identity, peer->identity, sizeof view->identity);
     view->users = 1;
-    view->next = domain->views;
-    domain->views = view;
+    LIST_INSERT_HEAD(&domain->views, view, link);
     peer->view = view;
     return TD_OK;
 }
@@ -264,12 +257,10 @@ void td__views_close(struct td__endpoint *endpoint)
     struct td__domain *domain = endpoint->domain;
     pthread_mutex_lock(&domain->view_lock);
     for (int r = 0; r < endpoint->size; r++) {
-        struct td__shared_view *view = endpoint->peers[r].view, **at = &domain->views;
+        struct td__shared_view *view = endpoint->peers[r].view;
         if (!view || --view->users)
             continue;
-        while (*at != view)
-            at = &(*at)->next;
-        *at = view->next;
+        LIST_REMOVE(view, link);
         td__arena_view_close(&view->view);
         free(view);
     }

@@ -279,8 +279,7 @@ static bool is_silence(int error)
 
 static int probe(struct td__endpoint *endpoint, int rank)
 {
-    return td__endpoint_probe(endpoint, rank, td__endpoint_is_near(endpoint, rank),
-                              td__deadline_in_ms(CONNECT_MS));
+    return td__endpoint_probe(endpoint, rank, td__deadline_in_ms(CONNECT_MS));
 }
 
 void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank)
