@@ -9,9 +9,7 @@ enum { FIRST_CHAINS = 16 };
 /* FNV-1a with a seed for each map and a final mix, since the low bits choose the chain. */
 static uint64_t hash_bytes(uint64_t seed, const char *key, size_t size)
 {
-    uint64_t hash = 0xcbf29ce484222325u ^ seed;
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ (uint8_t)key[i]) * 0x100000001b3u;
+    uint64_t hash = td__hash(TD__HASH_START ^ seed, key, size);
     hash ^= hash >> 32;
     hash *= 0xd6e8feb86659fd93u;
     return hash ^ hash >> 32;

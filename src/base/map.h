@@ -7,6 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/** FNV-1a of `size` bytes: continues `hash`, which is TD__HASH_START at first. */
+#define TD__HASH_START UINT64_C(14695981039346656037)
+static inline uint64_t td__hash(uint64_t hash, const void *data, size_t size)
+{
+    for (const unsigned char *at = data, *end = at + size; at < end; at++)
+        hash = (hash ^ *at) * UINT64_C(1099511628211);
+    return hash;
+}
+
 struct td__map_node {
     struct td__map_node *next; /* in its chain */
     uint64_t hash;

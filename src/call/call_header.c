@@ -1,24 +1,16 @@
 /* Headers of frames; see call_header.h. */
 #include "call/call_header.h"
 
-#include "base/buffer.h"
 #include "base/fail.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { MAGIC = 'T' };
 
-static bool has_root(int kind)
-{
-    return kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
-           kind == TD_OP_GATHER;
-}
-
-static bool reduces(int kind)
-{
-    return kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
-}
+_Static_assert(sizeof(struct td__call_header) == TD__HEADER_BYTES, "no padding");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers are little-endian");
 
 struct td__call_header td__header_of(const struct td__operation *operation, size_t count,
                                      int algorithm, uint64_t turn)
@@ -38,9 +30,9 @@ struct td__call_header td__header_of(const struct td__operation *operation, size
         header.count = operation->call.input_counts && kind == TD_OP_ALL_TO_ALL ? TD__HEADER_UNEVEN
                                                                                 : count;
     }
-    if (has_root(kind))
+    if (td__has_root(kind))
         header.root = (uint32_t)operation->called_root;
-    if (reduces(kind))
+    if (td__reduces(kind))
         header.op = operation->reduction.user
                         ? (uint16_t)(TD__HEADER_USER_OP |
                                      operation->reduction.number % TD__HEADER_USER_OP)
@@ -48,51 +40,17 @@ struct td__call_header td__header_of(const struct td__operation *operation, size
     return header;
 }
 
-static void store_u64(uint8_t *to, uint64_t value)
-{
-    td__store_u32(to, (uint32_t)value);
-    td__store_u32(to + 4, (uint32_t)(value >> 32));
-}
-
-static uint64_t load_u64(const uint8_t *from)
-{
-    return td__load_u32(from) | (uint64_t)td__load_u32(from + 4) << 32;
-}
-
 void td__header_write(const struct td__call_header *header, uint8_t *bytes)
 {
+    memcpy(bytes, header, sizeof *header);
     bytes[0] = MAGIC;
-    bytes[1] = header->type;
-    bytes[2] = header->kind;
-    bytes[3] = header->dtype;
-    td__store_u32(bytes + 4, header->op | (uint32_t)header->algorithm << 16);
-    td__store_u32(bytes + 8, header->root);
-    td__store_u32(bytes + 12, header->sequence);
-    store_u64(bytes + 16, header->count);
-    store_u64(bytes + 24, header->payload);
-    store_u64(bytes + 32, header->turn);
-    td__store_u32(bytes + 40, header->past);
-    td__store_u32(bytes + 44, header->detail);
 }
 
 bool td__header_read(const uint8_t *bytes, struct td__call_header *header)
 {
-    uint32_t op = td__load_u32(bytes + 4);
-    struct td__call_header read = {
-        .type = bytes[1],
-        .kind = bytes[2],
-        .dtype = bytes[3],
-        .op = (uint16_t)op,
-        .algorithm = (uint16_t)(op >> 16),
-        .root = td__load_u32(bytes + 8),
-        .sequence = td__load_u32(bytes + 12),
-        .count = load_u64(bytes + 16),
-        .payload = load_u64(bytes + 24),
-        .turn = load_u64(bytes + 32),
-        .past = td__load_u32(bytes + 40),
-        .detail = td__load_u32(bytes + 44),
-    };
-    if (bytes[0] != MAGIC || read.type < TD__HEADER_DATA || read.type > TD__HEADER_CALL)
+    struct td__call_header read;
+    memcpy(&read, bytes, sizeof read);
+    if (read.magic != MAGIC || read.type < TD__HEADER_DATA || read.type > TD__HEADER_CALL)
         return false;
     if (read.kind >= TD__COLLECTIVES || !td_dtype_size((td_dtype)read.dtype))
         return false;
@@ -123,11 +81,11 @@ static void describe_arguments(const struct td__call_header *header, char *text,
     char count[32] = "uneven parts", op[32] = "", root[32] = "", detail[64];
     if (header->count != TD__HEADER_UNEVEN)
         snprintf(count, sizeof count, "%" PRIu64, header->count);
-    if (reduces(header->kind) && header->op & TD__HEADER_USER_OP)
+    if (td__reduces(header->kind) && header->op & TD__HEADER_USER_OP)
         snprintf(op, sizeof op, " (its own operation no. %d)", header->op ^ TD__HEADER_USER_OP);
-    else if (reduces(header->kind))
+    else if (td__reduces(header->kind))
         snprintf(op, sizeof op, " (%s)", td_reduce_op_name((td_reduce_op)header->op));
-    if (has_root(header->kind))
+    if (td__has_root(header->kind))
         snprintf(root, sizeof root, " and root %" PRIu32, header->root);
     snprintf(text, room, "%s%s %s%s%s%s", count, header->count == TD__HEADER_UNEVEN ? " of" : "",
              td_dtype_name((td_dtype)header->dtype), op, root,

@@ -1,18 +1,5 @@
-/* The header of every frame of a collective over sockets: it identifies the call.
- *
- *     0   magic 'T', type, kind, dtype        one byte each
- *     4   operation of a reduction, or the status of a failure; number of the algorithm
- *                                             two bytes each
- *     8   root                                four bytes
- *    12   sequence number, its low half       four bytes
- *    16   count                               eight bytes
- *    24   bytes that follow                   eight bytes
- *    32   turn: calls of the comm so far      eight bytes
- *    40   past: a hash of all earlier calls of the group: four bytes
- *    44   detail of the call                  four bytes
- *
- * All little-endian. A receiver compares the bytes with those that it expects, and decodes them only if they
- * differ, for the error text. */
+/* The header of every frame of a collective over sockets: it identifies the call. A receiver compares the bytes with
+ * those that it expects, and decodes them only if they differ, for the error text. */
 #ifndef TD_CALL_CALL_HEADER_H
 #define TD_CALL_CALL_HEADER_H
 
@@ -30,18 +17,18 @@ enum td__header_type {
 #define TD__HEADER_USER_OP 0x8000    /* as the operation: the user's function with this number */
 #define TD__HEADER_UNEVEN UINT64_MAX /* as the count */
 
+/* As it is sent, little-endian. */
 struct td__call_header {
-    uint8_t type;
-    uint8_t kind;
-    uint8_t dtype;
-    uint16_t op; /* or a status */
+    uint8_t magic; /* td__header_write() sets it */
+    uint8_t type, kind, dtype;
+    uint16_t op; /* of a reduction, or the status of a failure */
     uint16_t algorithm;
     uint32_t root;
-    uint32_t sequence;
+    uint32_t sequence; /* its low half */
     uint64_t count;
-    uint64_t payload;
-    uint64_t turn;
-    uint32_t past;
+    uint64_t payload; /* bytes that follow */
+    uint64_t turn;    /* calls of the comm so far */
+    uint32_t past;    /* a hash of all earlier calls of the group */
     uint32_t detail;
 };
 

@@ -1,6 +1,8 @@
 /* Texts about calls; see operation.h. */
 #include "call/operation.h"
 
+#include "base/text.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -19,11 +21,10 @@ const char *td__detail_text(uint32_t detail, char text[64])
 
 const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT])
 {
-    size_t used = 0;
+    text[0] = 0;
     for (int i = 0; i < size && i < TD__NAMED_COUNTS; i++)
-        used += (size_t)snprintf(text + used, TD__COUNTS_TEXT - used, "%s%zu", i ? ", " : "(",
-                                 counts[i]);
-    snprintf(text + used, TD__COUNTS_TEXT - used, size > TD__NAMED_COUNTS ? ", …)" : ")");
+        td__text_add(text, TD__COUNTS_TEXT, "%s%zu", i ? ", " : "(", counts[i]);
+    td__text_add(text, TD__COUNTS_TEXT, size > TD__NAMED_COUNTS ? ", …)" : ")");
     return text;
 }
 

@@ -59,6 +59,18 @@ static inline size_t td__largest_count(const size_t *counts, int size)
     return largest;
 }
 
+/** Whether a collective has a root; whether it reduces. */
+static inline bool td__has_root(td_op_kind kind)
+{
+    return kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
+           kind == TD_OP_GATHER;
+}
+
+static inline bool td__reduces(td_op_kind kind)
+{
+    return kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
+}
+
 /** Whether the parts of all_gather or reduce_scatter are uneven; call.count is their sum then. */
 static inline bool td__operation_uneven(const struct td__operation *operation)
 {

@@ -29,9 +29,10 @@ td_group *td__root_find(struct td__root *root, uint64_t key)
 {
     if (root->first && root->first->key == key)
         return root->first;
-    td_group *group = root->groups;
-    while (group && (group->key != key || group->rank < 0))
-        group = group->next;
+    td_group *group;
+    LIST_FOREACH(group, &root->groups, link)
+    if (group->key == key && group->rank >= 0)
+        break;
     return group;
 }
 

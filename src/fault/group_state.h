@@ -16,6 +16,7 @@
 #include <tandem/group.h>
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 struct td__call_history;
 struct td__early_abort;
@@ -64,7 +65,7 @@ struct td__root {
     pthread_mutex_t lock;
     struct td__root *outgrown;      /* in the list of former worlds */
     td_group *first;                /* NULL before it is created, and while it is destroyed */
-    td_group *groups;               /* all others */
+    LIST_HEAD(, td_group) groups;   /* all others */
     struct td__early_abort *aborts; /* of groups that this rank has not created yet */
     struct td__withdrawal *withdrawals;
     struct td__stall stall;
@@ -76,11 +77,10 @@ struct td__root {
 
 struct td_group {
     struct td__root *root;
-    td_group *next;   /* in root->groups, or in the list of shells */
-    td_group *before; /* in the latter */
-    bool first;       /* the root is its own */
-    bool named;       /* by the caller */
-    bool handed_out;  /* of the world's: td_group_grow() has returned it to the caller */
+    LIST_ENTRY(td_group) link; /* in root->groups, or in the list of shells */
+    bool first;                /* the root is its own */
+    bool named;                /* by the caller */
+    bool handed_out;           /* of the world's: td_group_grow() has returned it to the caller */
     char *name;
     uint64_t key; /* the same on all ranks, and unique */
     int rank;     /* -1: not a member */

@@ -13,20 +13,27 @@
 #include "group/root.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "store/peer_watch.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct exchange {
     struct td__root *root;
-    int64_t epoch;
     const char **keys; /* of the cards */
     char joined[TD__ROOT_KEY], ended[TD__ROOT_KEY];
     struct td__peer_watch peers;
     bool complete; /* the roster that is watched has all ranks */
 };
+
+static void epoch_wide_key(const char *what, const char *name, int64_t epoch,
+                           char key[TD__ROOT_KEY])
+{
+    snprintf(key, TD__ROOT_KEY, "\1%s/%.80s/%lld", what, name, (long long)epoch);
+}
 
 /* ---- Watching the ranks that have joined ------------------------------------------------------ */
 
@@ -96,25 +103,21 @@ static td_status name_missing(const struct exchange *exchange)
     struct td__root *root = exchange->root;
     char missing[256] = "";
     struct td__error error;
-    size_t length = 0;
     int count = 0;
     td__error_save(&error);
-    for (int r = 0; r < root->size && length < sizeof missing - 16; r++) {
+    for (int r = 0; r < root->size && strlen(missing) < sizeof missing - 16; r++) {
         bool there = true;
-        if (!td_store_check(root->store, &exchange->keys[r], 1, &there) && !there) {
-            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
-                                       length ? ", " : "", r);
-            count++;
-        }
+        if (!td_store_check(root->store, &exchange->keys[r], 1, &there) && !there)
+            td__text_add(missing, sizeof missing, "%s%d", count++ ? ", " : "", r);
     }
     if (!count)
         return td__error_restore(&error);
+    const char *have = count > 1 ? "have" : "has";
     return td_fail(TD_ERR_TIMEOUT,
-                   "group \"%s\": rank%s %s %s not joined within %lld ms: %s ended, or %s not "
+                   "group \"%s\": rank%s %s %s not joined within %lld ms: %s %s ended, or %s not "
                    "called td_init_process_group() or td_group_open()",
-                   root->name, count > 1 ? "s" : "", missing, count > 1 ? "have" : "has",
-                   (long long)root->timeout_ms, count > 1 ? "they have" : "it has",
-                   count > 1 ? "have" : "has");
+                   root->name, count > 1 ? "s" : "", missing, have, (long long)root->timeout_ms,
+                   count > 1 ? "they" : "it", have, have);
 }
 
 static td_status await_cards(struct exchange *exchange)
@@ -142,17 +145,16 @@ static td_status set_card(const struct exchange *exchange)
 }
 
 /* All ranks have set their cards of this epoch, so no rank needs the keys of the last one any more. */
-static void delete_last_epoch(const struct exchange *exchange)
+static void delete_last_epoch(const struct td__root *root)
 {
-    struct td__root *root = exchange->root;
     char key[TD__ROOT_KEY];
-    if (exchange->epoch == 1)
+    if (root->epoch == 1)
         return;
-    td__card_key(root->name, exchange->epoch - 1, root->rank, key);
+    td__card_key(root->name, root->epoch - 1, root->rank, key);
     td_store_delete_key(root->store, key, NULL);
     if (root->rank)
         return;
-    snprintf(key, sizeof key, "\1joined/%.80s/%lld", root->name, (long long)exchange->epoch - 1);
+    epoch_wide_key("joined", root->name, root->epoch - 1, key);
     td_store_delete_key(root->store, key, NULL);
 }
 
@@ -161,21 +163,18 @@ static td_status exchange_cards(struct exchange *exchange, char (*names)[TD__ROO
     struct td__root *root = exchange->root;
     char key[TD__ROOT_KEY];
     td__epoch_key(root->name, root->rank, key);
-    TD_TRY(td_store_add(root->store, key, 1, &exchange->epoch));
-    root->epoch = exchange->epoch;
+    TD_TRY(td_store_add(root->store, key, 1, &root->epoch));
     for (int r = 0; r < root->size; r++) {
-        td__card_key(root->name, exchange->epoch, r, names[r]);
+        td__card_key(root->name, root->epoch, r, names[r]);
         exchange->keys[r] = names[r];
     }
-    snprintf(exchange->joined, TD__ROOT_KEY, "\1joined/%.80s/%lld", root->name,
-             (long long)exchange->epoch);
-    snprintf(exchange->ended, TD__ROOT_KEY, "\1ended/%.80s/%lld", root->name,
-             (long long)exchange->epoch);
+    epoch_wide_key("joined", root->name, root->epoch, exchange->joined);
+    epoch_wide_key("ended", root->name, root->epoch, exchange->ended);
     TD_TRY(td__roster_add(root->store, exchange->joined, root->rank, false));
     TD_TRY(set_card(exchange));
     TD_TRY(await_cards(exchange));
     TD_TRY(td__endpoint_connect_all(root->endpoint, root->cards));
-    delete_last_epoch(exchange);
+    delete_last_epoch(root);
     return TD_OK;
 }
 

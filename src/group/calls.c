@@ -31,15 +31,10 @@ static td_status check_rank(const td_group *group, const td_call *call, const ch
                    group->name);
 }
 
-static bool reduces(td_op_kind kind)
-{
-    return kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
-}
-
 static td_status set_reduction(struct td__operation *operation)
 {
     const td_call *call = &operation->call;
-    if (!reduces(call->kind)) {
+    if (!td__reduces(call->kind)) {
         operation->reduction = (struct td__reduction){
             .dtype = call->dtype, .op = TD_SUM, .factor = 1};
         return TD_OK;
@@ -146,8 +141,7 @@ static td_status check_collective(const td_group *group, struct td__operation *o
     td_call *call = &operation->call;
     size_t one = call->count, all = one * (size_t)group->size;
     struct sides sides = {one, one};
-    bool rooted = call->kind == TD_OP_BROADCAST || call->kind == TD_OP_REDUCE ||
-                  call->kind == TD_OP_SCATTER || call->kind == TD_OP_GATHER;
+    bool rooted = td__has_root(call->kind);
     TD_TRY(set_reduction(operation));
     if (rooted)
         TD_TRY(check_rank(group, call, "root", root, &call->root));
@@ -216,6 +210,14 @@ td_status td__group_call(td_group *group, struct td__operation *operation, int r
 
 /* ---- The calls ------------------------------------------------------------------------------- */
 
+/* Sets only the call: clearing the whole operation would take too long for a small one. */
+static inline void set_call(struct td__operation *operation, td_op_kind kind, void *output,
+                            const void *input, size_t count, td_dtype dtype, td_reduce_op op)
+{
+    operation->call = (td_call){
+        .kind = kind, .input = input, .output = output, .count = count, .dtype = dtype, .op = op};
+}
+
 static td_status enter_and_call(td_group *group, struct td__operation *operation, int rank,
                                 td_work **work)
 {
@@ -223,87 +225,73 @@ static td_status enter_and_call(td_group *group, struct td__operation *operation
     return group ? td__group_call(group, operation, rank, work) : TD_ERR_STATE;
 }
 
-/* Sets all fields of the call: clearing the whole struct would take too long for a small call. */
-static inline void set_call(struct td__operation *operation, td_op_kind kind, void *output,
-                            const void *input, size_t count, td_dtype dtype, td_reduce_op op)
+/* A call without parts; `rank` is the root, or -1. */
+static inline td_status call_even(td_op_kind kind, void *output, const void *input, size_t count,
+                                  td_dtype dtype, td_reduce_op op, int rank, td_group *group,
+                                  td_work **work)
 {
-    td_call *call = &operation->call;
-    call->kind = kind;
-    call->input = input;
-    call->output = output;
-    call->count = count;
-    call->input_counts = call->output_counts = NULL;
-    call->dtype = dtype;
-    call->op = op;
-    call->root = call->peer = -1;
-    call->tag = 0;
-    call->timeout_ms = 0;
-    call->sequence = 0;
-    call->detail = 0;
+    struct td__operation operation;
+    set_call(&operation, kind, output, input, count, dtype, op);
+    return enter_and_call(group, &operation, rank, work);
+}
+
+static inline td_status call_message(td_op_kind kind, void *output, const void *input, size_t count,
+                                     td_dtype dtype, int rank, int tag, td_group *group,
+                                     td_work **work)
+{
+    struct td__operation operation;
+    set_call(&operation, kind, output, input, count, dtype, TD_SUM);
+    operation.call.tag = tag;
+    TD_TRY(td__check_tag(&operation.call));
+    return enter_and_call(group, &operation, rank, work);
 }
 
 td_status td_group_broadcast(void *data, size_t count, td_dtype dtype, int src, td_group *group,
                              td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_BROADCAST, data, data, count, dtype, TD_SUM);
-    return enter_and_call(group, &operation, src, work);
+    return call_even(TD_OP_BROADCAST, data, data, count, dtype, TD_SUM, src, group, work);
 }
 
 td_status td_group_all_reduce(void *output, const void *input, size_t count, td_dtype dtype,
                               td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_ALL_REDUCE, output, input, count, dtype, op);
-    return enter_and_call(group, &operation, -1, work);
+    return call_even(TD_OP_ALL_REDUCE, output, input, count, dtype, op, -1, group, work);
 }
 
 td_status td_group_reduce(void *output, const void *input, size_t count, td_dtype dtype, int dst,
                           td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_REDUCE, output, input, count, dtype, op);
-    return enter_and_call(group, &operation, dst, work);
+    return call_even(TD_OP_REDUCE, output, input, count, dtype, op, dst, group, work);
 }
 
 td_status td_group_scatter(void *output, const void *input, size_t count, td_dtype dtype, int src,
                            td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_SCATTER, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &operation, src, work);
+    return call_even(TD_OP_SCATTER, output, input, count, dtype, TD_SUM, src, group, work);
 }
 
 td_status td_group_gather(void *output, const void *input, size_t count, td_dtype dtype, int dst,
                           td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_GATHER, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &operation, dst, work);
+    return call_even(TD_OP_GATHER, output, input, count, dtype, TD_SUM, dst, group, work);
 }
 
 td_status td_group_all_gather(void *output, const void *input, size_t count, td_dtype dtype,
                               td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_ALL_GATHER, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &operation, -1, work);
+    return call_even(TD_OP_ALL_GATHER, output, input, count, dtype, TD_SUM, -1, group, work);
 }
 
 td_status td_group_reduce_scatter(void *output, const void *input, size_t count, td_dtype dtype,
                                   td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_REDUCE_SCATTER, output, input, count, dtype, op);
-    return enter_and_call(group, &operation, -1, work);
+    return call_even(TD_OP_REDUCE_SCATTER, output, input, count, dtype, op, -1, group, work);
 }
 
 td_status td_group_all_to_all(void *output, const void *input, size_t count, td_dtype dtype,
                               td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_ALL_TO_ALL, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &operation, -1, work);
+    return call_even(TD_OP_ALL_TO_ALL, output, input, count, dtype, TD_SUM, -1, group, work);
 }
 
 td_status td_group_all_to_all_v(void *output, const void *input, const size_t *output_counts,
@@ -360,27 +348,17 @@ td_status td_group_reduce_scatter_v(void *output, const void *input, const size_
 
 td_status td_group_barrier(td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_BARRIER, NULL, NULL, 0, TD_U8, TD_SUM);
-    return enter_and_call(group, &operation, -1, work);
+    return call_even(TD_OP_BARRIER, NULL, NULL, 0, TD_U8, TD_SUM, -1, group, work);
 }
 
 td_status td_group_send(const void *data, size_t count, td_dtype dtype, int dst, int tag,
                         td_group *group, td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_SEND, NULL, data, count, dtype, TD_SUM);
-    operation.call.tag = tag;
-    TD_TRY(td__check_tag(&operation.call));
-    return enter_and_call(group, &operation, dst, work);
+    return call_message(TD_OP_SEND, NULL, data, count, dtype, dst, tag, group, work);
 }
 
 td_status td_group_recv(void *data, size_t count, td_dtype dtype, int src, int tag, td_group *group,
                         td_work **work)
 {
-    struct td__operation operation;
-    set_call(&operation, TD_OP_RECV, data, NULL, count, dtype, TD_SUM);
-    operation.call.tag = tag;
-    TD_TRY(td__check_tag(&operation.call));
-    return enter_and_call(group, &operation, src, work);
+    return call_message(TD_OP_RECV, data, NULL, count, dtype, src, tag, group, work);
 }

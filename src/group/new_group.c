@@ -60,28 +60,25 @@ static td_status check_list(const struct td__root *root, const char *what, const
 
 /* ---- By lists -------------------------------------------------------------------------------- */
 
-static td_status add_list(td_group *world, const int *ranks, int count,
-                          const td_group_options *options, td_group **group)
+td_status td_new_group(const int *ranks, int count, const td_group_options *options,
+                       td_group **group)
 {
     static const char *const what = "td_new_group";
-    if (!group)
-        return td_fail(TD_ERR_INVALID, "%s: the result is NULL", what);
+    td_group *world;
+    TD_TRY(hold_world(what, &options, &world));
     if (!ranks) {
         ranks = world->ranks;
         count = world->size;
     }
-    if (count < 1)
-        return td_fail(TD_ERR_INVALID, "%s: %d ranks make no group", what, count);
-    TD_TRY(check_list(world->root, what, ranks, count));
-    return td__group_add(world->root, ranks, count, NULL, options, group);
-}
-
-td_status td_new_group(const int *ranks, int count, const td_group_options *options,
-                       td_group **group)
-{
-    td_group *world;
-    TD_TRY(hold_world("td_new_group", &options, &world));
-    td_status status = add_list(world, ranks, count, options, group);
+    td_status status;
+    if (!group)
+        status = td_fail(TD_ERR_INVALID, "%s: the result is NULL", what);
+    else if (count < 1)
+        status = td_fail(TD_ERR_INVALID, "%s: %d ranks make no group", what, count);
+    else
+        status = check_list(world->root, what, ranks, count);
+    if (!status)
+        status = td__group_add(world->root, ranks, count, NULL, options, group);
     td__group_unuse(world);
     return status;
 }
@@ -102,52 +99,40 @@ static td_status check_lists(const td_group *world, const char *what, const int 
     return check_list(world->root, what, ranks, total);
 }
 
-static td_status add_own_list(td_group *world, const int *ranks, const int *counts, int groups,
-                              const td_group_options *options, td_group **group)
-{
-    static const char *const what = "td_new_subgroups_by_enumeration";
-    td_group *own = NULL;
-    int first = 0;
-    if (!ranks || !counts || !group || groups < 1)
-        return td_fail(TD_ERR_INVALID, "%s: needs a list of ranks and of counts, and a result",
-                       what);
-    TD_TRY(check_lists(world, what, ranks, counts, groups));
-    for (int i = 0; i < groups; first += counts[i++])
-        for (int k = 0; k < counts[i]; k++)
-            if (ranks[first + k] == world->root->rank)
-                TD_TRY(td__group_add(world->root, ranks + first, counts[i], NULL, options, &own));
-    *group = own;
-    return TD_OK;
-}
-
 td_status td_new_subgroups_by_enumeration(const int *ranks, const int *counts, int groups,
                                           const td_group_options *options, td_group **group)
 {
-    td_group *world;
-    TD_TRY(hold_world("td_new_subgroups_by_enumeration", &options, &world));
-    td_status status = add_own_list(world, ranks, counts, groups, options, group);
+    static const char *const what = "td_new_subgroups_by_enumeration";
+    td_group *world, *own = NULL;
+    TD_TRY(hold_world(what, &options, &world));
+    td_status status = ranks && counts && group && groups > 0
+                           ? check_lists(world, what, ranks, counts, groups)
+                           : td_fail(TD_ERR_INVALID,
+                                     "%s: needs a list of ranks and of counts, and a result", what);
+    for (int i = 0; i < groups && !status; ranks += counts[i++])
+        for (int k = 0; k < counts[i] && !status; k++)
+            if (ranks[k] == world->root->rank)
+                status = td__group_add(world->root, ranks, counts[i], NULL, options, &own);
+    if (!status)
+        *group = own;
     td__group_unuse(world);
     return status;
-}
-
-static td_status add_run(td_group *world, int group_size, const td_group_options *options,
-                         td_group **group)
-{
-    if (group_size < 1 || world->size % group_size)
-        return td_fail(TD_ERR_INVALID,
-                       "td_new_subgroups: a world of %d cannot be cut into groups of %d",
-                       world->size, group_size);
-    if (!group)
-        return td_fail(TD_ERR_INVALID, "td_new_subgroups: the result is NULL");
-    int first = world->rank / group_size * group_size;
-    return td__group_add(world->root, world->ranks + first, group_size, NULL, options, group);
 }
 
 td_status td_new_subgroups(int group_size, const td_group_options *options, td_group **group)
 {
     td_group *world;
+    td_status status;
     TD_TRY(hold_world("td_new_subgroups", &options, &world));
-    td_status status = add_run(world, group_size, options, group);
+    if (group_size < 1 || world->size % group_size)
+        status = td_fail(TD_ERR_INVALID,
+                         "td_new_subgroups: a world of %d cannot be cut into groups of %d",
+                         world->size, group_size);
+    else if (!group)
+        status = td_fail(TD_ERR_INVALID, "td_new_subgroups: the result is NULL");
+    else
+        status = td__group_add(world->root, world->ranks + world->rank / group_size * group_size,
+                               group_size, NULL, options, group);
     td__group_unuse(world);
     return status;
 }

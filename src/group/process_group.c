@@ -25,16 +25,13 @@ enum { NAME_LIST = 24 }; /* bytes of a list of ranks that a name shows */
 
 struct made { /* how many groups of a list of ranks were made */
     struct td__map_node node;
-    unsigned count;
+    int count;
     char key[];
 };
 
 static uint64_t hash(const char *text)
 {
-    uint64_t value = 14695981039346656037u;
-    for (; *text; text++)
-        value = (value ^ (unsigned char)*text) * 1099511628211u;
-    return value | 1; /* 0 is no key */
+    return td__hash(TD__HASH_START, text, strlen(text)) | 1; /* 0 is no key */
 }
 
 /* "0,1,5", or "0-7" for a run; for the key of a group, and for its default name. */
@@ -60,36 +57,41 @@ static char *list_text(const int *ranks, int count)
     return (char *)text.data;
 }
 
-static int count_made(struct td__root *root, const char *list)
+/* The entry of a list; NULL without memory. The root's lock is held. */
+static struct made *made_of(struct td__root *root, const char *list)
 {
     size_t length = strlen(list);
-    int count = -1;
-    pthread_mutex_lock(&root->lock);
     struct td__map_node *node = td__map_find(&root->names, list, length);
-    struct made *made = node ? TD__CONTAINER(node, struct made, node) : NULL;
-    if (!made && (made = calloc(1, sizeof *made + length + 1))) {
-        memcpy(made->key, list, length);
-        made->node.key = made->key;
-        made->node.key_size = length;
-        if (!td__map_insert(&root->names, &made->node)) {
-            free(made);
-            made = NULL;
-        }
-    }
-    if (made)
-        count = (int)made->count++;
+    if (node)
+        return TD__CONTAINER(node, struct made, node);
+    struct made *made = calloc(1, sizeof *made + length + 1);
+    if (!made)
+        return NULL;
+    memcpy(made->key, list, length);
+    made->node.key = made->key;
+    made->node.key_size = length;
+    if (td__map_insert(&root->names, &made->node))
+        return made;
+    free(made);
+    return NULL;
+}
+
+static int count_made(struct td__root *root, const char *list)
+{
+    pthread_mutex_lock(&root->lock);
+    struct made *made = made_of(root, list);
+    int number = made ? made->count++ : -1;
     pthread_mutex_unlock(&root->lock);
-    return count;
+    return number;
 }
 
 /* Takes count_made() back: creating the group has failed. */
 static void discount(struct td__root *root, const char *list, int number)
 {
     pthread_mutex_lock(&root->lock);
-    struct td__map_node *node = td__map_find(&root->names, list, strlen(list));
-    struct made *made = node ? TD__CONTAINER(node, struct made, node) : NULL;
-    if (made && made->count == (unsigned)number + 1)
-        made->count = (unsigned)number;
+    struct made *made = made_of(root, list);
+    if (made->count == number + 1)
+        made->count = number;
     pthread_mutex_unlock(&root->lock);
 }
 
@@ -129,7 +131,7 @@ struct td__root td__ended_opened = {.generation = UINT_MAX,
 /* Guards the list of shells, by which those that the program never destroys stay reachable. No lock is locked after
  * it. */
 static pthread_mutex_t shells_lock = PTHREAD_MUTEX_INITIALIZER;
-static td_group *shells;
+static LIST_HEAD(, td_group) shells;
 
 static bool is_shell(const td_group *group)
 {
@@ -165,23 +167,14 @@ static void keep_shell(td_group *group, struct td__root *ended)
     strip(group);
     group->root = ended;
     pthread_mutex_lock(&shells_lock);
-    group->before = NULL;
-    group->next = shells;
-    if (shells)
-        shells->before = group;
-    shells = group;
+    LIST_INSERT_HEAD(&shells, group, link);
     pthread_mutex_unlock(&shells_lock);
 }
 
 static void free_shell(td_group *group)
 {
     pthread_mutex_lock(&shells_lock);
-    if (group->before)
-        group->before->next = group->next;
-    else
-        shells = group->next;
-    if (group->next)
-        group->next->before = group->before;
+    LIST_REMOVE(group, link);
     pthread_mutex_unlock(&shells_lock);
     free_stripped(group);
 }
@@ -278,8 +271,7 @@ td_status td__group_add(struct td__root *root, const int *ranks, int count, cons
     td_group *group;
     TD_TRY(td__group_make(root, ranks, count, key, options, &group));
     pthread_mutex_lock(&root->lock);
-    group->next = root->groups;
-    root->groups = group;
+    LIST_INSERT_HEAD(&root->groups, group, link);
     if (group->rank >= 0)
         td__abort_early(group);
     pthread_mutex_unlock(&root->lock);
@@ -320,11 +312,7 @@ void td__group_end(td_group *group, struct td__root *ended)
     struct td__root *root = group->root;
     td__group_drain(group); /* waiting threads may still need answers to queries about the group */
     pthread_mutex_lock(&root->lock);
-    for (td_group **link = &root->groups; *link; link = &(*link)->next)
-        if (*link == group) {
-            *link = group->next;
-            break;
-        }
+    LIST_REMOVE(group, link);
     pthread_mutex_unlock(&root->lock);
     td__group_close(group, ended);
 }

@@ -300,12 +300,12 @@ td_status td__group_run(td_group *group, struct td__operation *operation, td_wor
     if (status)
         atomic_store_explicit(&group->sequence, call->sequence - 1, memory_order_relaxed);
     pthread_mutex_unlock(&group->lock);
-    if (status || work) {
-        if (!status)
-            *work = queued;
+    if (status)
         return status;
-    }
-    return finish_waiting(queued);
+    if (!work)
+        return finish_waiting(queued);
+    *work = queued;
+    return TD_OK;
 }
 
 static td_status post(td_group *group, const td_call *call, td_work **work_out)
@@ -315,20 +315,19 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
     if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED ||
         (!group->ops->abort && atomic_load(&group->aborted)))
         return td__group_state(group);
+    td_call timed = *call;
+    if (!timed.timeout_ms)
+        timed.timeout_ms = td__call_timeout(group);
     if (!work_out && group->ops->run_message) {
-        td_call timed = *call;
-        timed.timeout_ms = call->timeout_ms ? call->timeout_ms : td__call_timeout(group);
         uint64_t entry = td__record_message(group, call, false);
         td_status status = group->ops->run_message(group->self, &timed);
         td__explain_delay(group, 0, call->peer, status);
         td__record_message_end(group, entry, status);
         return status;
     }
-    td_work *work = td__work_create(group, call);
+    td_work *work = td__work_create(group, &timed);
     if (!work)
         return TD_ERR_NOMEM;
-    if (!work->operation.call.timeout_ms)
-        work->operation.call.timeout_ms = td__call_timeout(group);
     uint64_t entry = work->entry = td__record_message(group, call, work_out != NULL);
     td_status status = group->ops->post(group->self, &work->operation.call, work);
     if (status) {
@@ -336,11 +335,10 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
         discard(work);
         return status;
     }
-    if (work_out) {
-        *work_out = work;
-        return TD_OK;
-    }
-    return finish_waiting(work);
+    if (!work_out)
+        return finish_waiting(work);
+    *work_out = work;
+    return TD_OK;
 }
 
 td_status td__group_post(td_group *group, const td_call *call, td_work **work)

@@ -1,9 +1,9 @@
 /* The table of backends: the built-in ones, and those of td_register_backend(). */
 #include "base/option_rules.h"
+#include "base/text.h"
 #include "group/process_group.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,11 +72,9 @@ const td_backend_ops *td__backend_find(const char *name, void **arg, const char 
         *kept_name = backend->shown ? backend->shown : backend->name;
     } else {
         char known[256] = "";
-        size_t length = 0;
         for (backend = backends; backend; backend = backend->next)
-            if (backend->ops && length + sizeof backend->name + 2 < sizeof known)
-                length += (size_t)snprintf(known + length, sizeof known - length, "%s%s",
-                                           length ? ", " : "", backend->name);
+            if (backend->ops && strlen(known) + sizeof backend->name + 2 < sizeof known)
+                td__text_add(known, sizeof known, "%s%s", *known ? ", " : "", backend->name);
         td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
     }
     pthread_mutex_unlock(&lock);

@@ -149,10 +149,9 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
  * those of other worlds. */
 static void set_tag(struct td__root *root)
 {
-    uint64_t value = 14695981039346656037u;
+    uint64_t value = TD__HASH_START;
     for (int r = 0; r < root->size; r++)
-        for (size_t i = 0; i < root->cards[r].size; i++)
-            value = (value ^ (unsigned char)root->cards[r].data[i]) * 1099511628211u;
+        value = td__hash(value, root->cards[r].data, root->cards[r].size);
     snprintf(root->tag, sizeof root->tag, "@%06x", (unsigned)(value >> 40));
 }
 
@@ -242,7 +241,7 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
 static td_group *any_group(struct td__root *root)
 {
     pthread_mutex_lock(&root->lock);
-    td_group *group = root->groups;
+    td_group *group = LIST_FIRST(&root->groups);
     pthread_mutex_unlock(&root->lock);
     return group;
 }
@@ -253,12 +252,13 @@ static td_status verify_groups(td_group *first)
     td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);
     struct td__error error;
     td_status status = td__group_verify(first, deadline);
+    td_group *group;
     td__error_save(&error);
-    for (td_group *group = first->root->groups; group; group = group->next)
-        if (td__group_verify(group, deadline) && !status) {
-            status = TD_ERR_MISMATCH;
-            td__error_save(&error);
-        }
+    LIST_FOREACH(group, &first->root->groups, link)
+    if (td__group_verify(group, deadline) && !status) {
+        status = TD_ERR_MISMATCH;
+        td__error_save(&error);
+    }
     return status ? td__error_restore(&error) : TD_OK;
 }
 

@@ -50,6 +50,11 @@ td_work *td__work_create(td_group *group, const td_call *call)
     return work;
 }
 
+static bool is_complete(const td_work *work)
+{
+    return atomic_load_explicit(&work->complete, memory_order_acquire);
+}
+
 td_work *td_work_retain(td_work *work)
 {
     if (work)
@@ -124,7 +129,7 @@ static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
     td_work_retain(work);
     pthread_mutex_lock(&work->lock);
     bool added = add_callback(work, fn, arg);
-    if (added && atomic_load(&work->complete)) {
+    if (added && is_complete(work)) {
         if (!work->calling)
             call_back(work);
         while (work->calling && !in_callback)
@@ -139,8 +144,7 @@ static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
  * connections of its group. */
 static bool belongs_to_parent(const td_work *work)
 {
-    return work->generation != td__fork_generation() &&
-           !atomic_load_explicit(&work->complete, memory_order_acquire);
+    return work->generation != td__fork_generation() && !is_complete(work);
 }
 
 static td_status fail_in_child(const td_work *work, const char *what)
@@ -193,7 +197,7 @@ td_status td_work_status(td_work *work)
         return td_fail(TD_ERR_INVALID, "td_work_status: the work is NULL");
     if (belongs_to_parent(work))
         return fail_in_child(work, "td_work_status");
-    if (!atomic_load_explicit(&work->complete, memory_order_acquire) || !work->status)
+    if (!is_complete(work) || !work->status)
         return TD_OK;
     return td_fail(work->status, "%s", work->reason ? work->reason : "out of memory");
 }
@@ -214,7 +218,7 @@ static bool use_group(td_work *work)
 {
     work = innermost(work);
     pthread_mutex_lock(&work->lock);
-    bool used = !atomic_load_explicit(&work->complete, memory_order_acquire);
+    bool used = !is_complete(work);
     if (used) {
         td__group_use(work->group);
         used = !atomic_load(&work->group->closing);
@@ -227,9 +231,7 @@ static bool use_group(td_work *work)
 
 bool td_work_test(td_work *work)
 {
-    if (!work)
-        return true;
-    if (atomic_load_explicit(&work->complete, memory_order_acquire) || belongs_to_parent(work))
+    if (!work || is_complete(work) || belongs_to_parent(work))
         return true;
     if (work->inner) {
         td_work_test(work->inner);
@@ -241,7 +243,7 @@ bool td_work_test(td_work *work)
             group->ops->progress(group->self, work, TD_NOW);
         td__group_unuse(group);
     }
-    return atomic_load_explicit(&work->complete, memory_order_acquire);
+    return is_complete(work);
 }
 
 /* Makes progress, if a waiting thread can. */
@@ -251,8 +253,7 @@ static void advance(td_work *work, td__deadline deadline)
     td__record_waited(group, work->entry);
     if (work->operation.call.kind >= TD_OP_SEND && group->ops->progress) {
         int64_t left;
-        while (!atomic_load_explicit(&work->complete, memory_order_acquire) &&
-               (left = deadline - td__now_ns()) > 0)
+        while (!is_complete(work) && (left = deadline - td__now_ns()) > 0)
             group->ops->progress(group->self, work, (left + 999999) / 1000000);
     } else if (work->operation.call.kind < TD_OP_SEND) {
         /* A thread that runs it cannot return before the call does. */
@@ -263,28 +264,22 @@ static void advance(td_work *work, td__deadline deadline)
     }
 }
 
-static void wait_until(td_work *work, td__deadline deadline)
+bool td__work_wait_until(td_work *work, td__deadline deadline)
 {
     td_group *group = work->group;
     if (work->inner) {
-        wait_until(work->inner, deadline);
-        if (!atomic_load_explicit(&work->inner->complete, memory_order_acquire))
-            return;
+        if (!td__work_wait_until(work->inner, deadline))
+            return false;
     } else if (use_group(work)) {
         advance(work, deadline);
         td__group_unuse(group);
     }
     pthread_mutex_lock(&work->lock);
     bool in_time = true;
-    while (!atomic_load_explicit(&work->complete, memory_order_acquire) && in_time)
+    while (!is_complete(work) && in_time)
         in_time = td__cond_wait(&work->changed, &work->lock, deadline);
     pthread_mutex_unlock(&work->lock);
-}
-
-bool td__work_wait_until(td_work *work, td__deadline deadline)
-{
-    wait_until(work, deadline);
-    return atomic_load_explicit(&work->complete, memory_order_acquire);
+    return is_complete(work);
 }
 
 static td_status fail_incomplete(const td_work *work, int64_t limit_ms)
@@ -306,10 +301,8 @@ static td_status wait_in_group(td_work *work, int64_t timeout_ms)
     if (limit == TD_NOW)
         td_work_test(work);
     else
-        wait_until(work, td__deadline_in_ms(limit));
-    return atomic_load_explicit(&work->complete, memory_order_acquire)
-               ? TD_OK
-               : fail_incomplete(work, limit);
+        td__work_wait_until(work, td__deadline_in_ms(limit));
+    return is_complete(work) ? TD_OK : fail_incomplete(work, limit);
 }
 
 td_status td_work_wait(td_work *work, int64_t timeout_ms)
@@ -319,7 +312,7 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
     TD_TRY(td__check_timeout("td_work_wait", timeout_ms));
     if (belongs_to_parent(work))
         return fail_in_child(work, "td_work_wait");
-    if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
+    if (!is_complete(work)) {
         if (use_group(work)) {
             td_group *group = work->group;
             td_status status = wait_in_group(work, timeout_ms);
@@ -327,8 +320,8 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
             if (status)
                 return status;
         } else if (timeout_ms != TD_NOW) {
-            wait_until(work, TD__NEVER);
-        } else if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
+            td__work_wait_until(work, TD__NEVER);
+        } else if (!is_complete(work)) {
             return td_fail(TD_ERR_TIMEOUT, "%s: not complete yet; its group is being destroyed",
                            td_op_kind_name(work->operation.call.kind));
         }
@@ -340,7 +333,7 @@ void td__work_finish(td_work *work)
 {
     td_group *group = work->group;
     bool ours = work->operation.call.kind >= TD_OP_SEND && group->ops->progress; /* to move on */
-    while (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
+    while (!is_complete(work)) {
         if (ours)
             advance(work, td__deadline_in_ms(td__call_timeout(group)));
         else
@@ -384,12 +377,12 @@ void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns)
 
 int td_work_source(const td_work *work)
 {
-    return work && atomic_load(&work->complete) ? work->source : -1;
+    return work && is_complete(work) ? work->source : -1;
 }
 
 size_t td_work_received(const td_work *work)
 {
-    return work && atomic_load(&work->complete) ? work->received : 0;
+    return work && is_complete(work) ? work->received : 0;
 }
 
 static void on_inner(td_work *inner, td_status status, void *arg)

@@ -26,9 +26,9 @@ struct left {
 static bool may_still_map(struct td__root *root, const struct td__shm_comm *everyone,
                           int world_rank)
 {
-    for (int i = 0; everyone && i < everyone->size; i++)
-        if (everyone->world_ranks[i] == world_rank && atomic_load(&everyone->cells[i].leaving))
-            return false;
+    const struct td__shm_cell *cell = td__native_cell(everyone, world_rank);
+    if (cell && atomic_load(&cell->leaving))
+        return false;
     return kill(td__endpoint_pid(root->endpoint, world_rank), 0) == 0 || errno != ESRCH;
 }
 

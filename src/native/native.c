@@ -23,38 +23,37 @@ enum {
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
+static td_status read_option(const char *option, struct td__native *native)
+{
+    if (!strncmp(option, "algorithm=", 10) && option[10]) {
+        for (int i = 0; td__algorithms[i].name; i++)
+            if (!strcmp(td__algorithms[i].name, option + 10)) {
+                native->algorithm = td__algorithms[i].name;
+                return TD_OK;
+            }
+        return td_fail(TD_ERR_INVALID, "backend option %s: there is no algorithm of that name",
+                       option);
+    }
+    if (!strcmp(option, "transport=tcp"))
+        native->sockets_only = true;
+    else if (strcmp(option, "transport=shm") != 0 && strcmp(option, "transport=auto") != 0)
+        return td_fail(TD_ERR_INVALID,
+                       "backend option \"%s\" is not known: there are transport=tcp|shm|auto "
+                       "and algorithm=NAME",
+                       option);
+    return TD_OK;
+}
+
 /* "name=value name=value", separated by spaces or commas. */
 static td_status read_options(const char *text, struct td__native *native)
 {
-    while (text && *text) {
-        size_t length = strcspn(text, " ,"), name = strcspn(text, "=");
-        const char *value = text + name + 1;
-        size_t size = name < length ? length - name - 1 : 0;
-        if (name == 9 && !strncmp(text, "algorithm", 9) && size &&
-            size < sizeof native->algorithm) {
-            memcpy(native->algorithm, value, size);
-            native->algorithm[size] = 0;
-            bool known = false;
-            for (int i = 0; td__algorithms[i].name && !known; i++)
-                known = !strcmp(td__algorithms[i].name, native->algorithm);
-            if (!known)
-                return td_fail(TD_ERR_INVALID,
-                               "backend option algorithm=%s: there is no algorithm of that name",
-                               native->algorithm);
-        } else if (name == 9 && !strncmp(text, "transport=tcp", 13) && size == 3) {
-            native->sockets_only = true;
-        } else if (!(name == 9 && !strncmp(text, "transport", 9) &&
-                     ((size == 3 && !strncmp(value, "shm", 3)) ||
-                      (size == 4 && !strncmp(value, "auto", 4))))) {
-            return td_fail(TD_ERR_INVALID,
-                           "backend option \"%.*s\" is not known: there are transport=tcp|shm|auto "
-                           "and algorithm=NAME",
-                           (int)length, text);
-        }
-        text += length;
-        text += strspn(text, " ,");
-    }
-    return TD_OK;
+    char *copy = text ? strdup(text) : NULL, *rest;
+    td_status status = text && !copy ? td__fail_nomem("group") : TD_OK;
+    char *option = copy ? strtok_r(copy, " ,", &rest) : NULL;
+    for (; option && !status; option = strtok_r(NULL, " ,", &rest))
+        status = read_option(option, native);
+    free(copy);
+    return status;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -67,14 +66,19 @@ static td_status shared_memory(void *arg, td__deadline deadline, void **memory)
     return TD_OK;
 }
 
+struct td__shm_cell *td__native_cell(const struct td__shm_comm *comm, int world_rank)
+{
+    for (int i = 0; comm && i < comm->size; i++)
+        if (comm->world_ranks[i] == world_rank)
+            return &comm->cells[i];
+    return NULL;
+}
+
 static bool has_memory(void *arg, int world_rank)
 {
     const struct td__native *native = arg;
-    const struct td__shm_comm *comm = native->comm;
-    for (int i = 0; comm && i < comm->size; i++)
-        if (comm->world_ranks[i] == world_rank)
-            return atomic_load(&comm->cells[i].attached);
-    return false;
+    const struct td__shm_cell *cell = td__native_cell(native->comm, world_rank);
+    return cell && atomic_load(&cell->attached);
 }
 
 static void destroy(void *self)
@@ -97,11 +101,8 @@ static void destroy(void *self)
 static int has_left(void *self, int rank)
 {
     const struct td__native *native = self;
-    const struct td__shm_comm *comm = native->comm;
-    for (int i = 0; comm && i < comm->size; i++)
-        if (comm->world_ranks[i] == native->group->ranks[rank])
-            return atomic_load(&comm->cells[i].leaving) != 0;
-    return -1;
+    const struct td__shm_cell *cell = td__native_cell(native->comm, native->group->ranks[rank]);
+    return cell ? atomic_load(&cell->leaving) != 0 : -1;
 }
 
 static bool fills_host(void *self)
@@ -113,6 +114,14 @@ static bool fills_host(void *self)
 
 /* ---- Members that are lost ------------------------------------------------------------------- */
 
+/* Failures that other ranks have sent. */
+static td_status check_links(struct td__native *native, const struct td__operation *operation)
+{
+    if (native->sockets)
+        TD_TRY(td__tcp_comm_check(native->sockets, operation));
+    return native->hierarchy ? td__hierarchy_check(native->hierarchy, operation) : TD_OK;
+}
+
 /* A call after a member has died fails, even where it would not need that member. */
 static td_status find_losses(struct td__native *native, const struct td__operation *operation,
                              unsigned losses)
@@ -121,10 +130,7 @@ static td_status find_losses(struct td__native *native, const struct td__operati
     struct td__endpoint *endpoint = group->root->endpoint;
     if (native->comm) /* a rank may have broken it */
         TD_TRY(td__shm_state(native->comm));
-    if (native->sockets)
-        TD_TRY(td__tcp_comm_check(native->sockets, operation));
-    if (native->hierarchy)
-        TD_TRY(td__hierarchy_check(native->hierarchy, operation));
+    TD_TRY(check_links(native, operation));
     for (int i = 0; i < group->size; i++) {
         enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
@@ -268,7 +274,6 @@ static td_status find_topology(const struct td__native *native, struct td__endpo
 static td_status build(struct td__native *native, struct td__endpoint *endpoint)
 {
     td_group *group = native->group;
-    const char *algorithm = native->algorithm[0] ? native->algorithm : NULL;
     struct topology topology;
     TD_TRY(find_topology(native, endpoint, &topology));
     td_status status = td__leave_prepare(group->root);
@@ -279,10 +284,10 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
     free(topology.local);
     if (!status && topology.several_hosts)
         status = td__tcp_comm_create(endpoint, group->key, group->ranks, group->size, group->rank,
-                                     algorithm, &native->sockets);
+                                     native->algorithm, &native->sockets);
     if (!status && topology.several_hosts && topology.several_on_one)
         status = td__hierarchy_create(endpoint, group->key, group->ranks, group->size, group->rank,
-                                      native->comm, algorithm, &native->hierarchy);
+                                      native->comm, native->algorithm, &native->hierarchy);
     if (!status && topology.several_hosts && !(native->history = td__call_history_create()))
         status = td__fail_nomem("group");
     if (status)
@@ -354,8 +359,7 @@ static td_status run_alone(const struct td__operation *operation)
                                                  : operation->call.count;
     if (!count)
         return TD_OK;
-    if (operation->call.kind == TD_OP_ALL_REDUCE || operation->call.kind == TD_OP_REDUCE ||
-        operation->call.kind == TD_OP_REDUCE_SCATTER)
+    if (td__reduces(operation->call.kind))
         td__reduce_many(&operation->reduction, &output, 1, &input, 1, count);
     else if (output != input)
         memcpy(output, input, count * td__operation_element(operation));
@@ -476,16 +480,6 @@ static td_status run(void *self, const td_call *call)
     return status;
 }
 
-/* Failures of other ranks, from links or the shared memory of this host. */
-static td_status check_failures(struct td__native *native, const struct td__operation *operation)
-{
-    if (native->sockets)
-        TD_TRY(td__tcp_comm_check(native->sockets, operation));
-    if (native->hierarchy)
-        TD_TRY(td__hierarchy_check(native->hierarchy, operation));
-    return native->comm ? td__shm_state(native->comm) : TD_OK;
-}
-
 static td_status verify(void *self, int64_t timeout_ms)
 {
     struct td__native *native = self;
@@ -506,7 +500,9 @@ static td_status verify(void *self, int64_t timeout_ms)
         publish_failure(native, &last, status);
         return status;
     }
-    status = check_failures(native, &last);
+    status = check_links(native, &last);
+    if (!status && native->comm)
+        status = td__shm_state(native->comm);
     if (status == TD_ERR_MISMATCH && native->comm)
         td__shm_break(native->comm, status); /* other ranks of this host may not have received it */
     return status == TD_ERR_MISMATCH ? status : TD_OK;

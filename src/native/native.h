@@ -15,8 +15,8 @@ struct td__native {
     struct td__call_history *history; /* the group's; NULL: all on one host */
     struct td__p2p *p2p;              /* NULL: the group has one rank */
     unsigned losses;                  /* of the endpoint, as last looked at */
-    char algorithm[32];
-    bool sockets_only; /* the backend "tcp", or transport=tcp */
+    const char *algorithm;            /* NULL: selected for each call */
+    bool sockets_only;                /* the backend "tcp", or transport=tcp */
 };
 
 /** Attaches the list of left communicators to `root`, unless it has one. Before the root's first communicator. */
@@ -26,8 +26,10 @@ td_status td__leave_prepare(struct td__root *root);
  *  root keeps it for them. */
 void td__leave_comm(struct td__root *root, struct td__shm_comm *comm);
 
-/** The group's communicator on this host; NULL if it has another backend, or no other rank on this host.
- *  native.c */
+/** The group's communicator on this host; NULL if it has another backend, or no other rank on this host. */
 struct td__shm_comm *td__native_comm(const td_group *group);
+
+/** The cell of a member of `comm`, which may be NULL; or NULL. */
+struct td__shm_cell *td__native_cell(const struct td__shm_comm *comm, int world_rank);
 
 #endif

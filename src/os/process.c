@@ -2,6 +2,7 @@
 #include "os/process.h"
 
 #include "base/fail.h"
+#include "base/map.h"
 #include "base/text.h"
 
 #include <errno.h>
@@ -14,10 +15,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* FNV-1a. */
-#define HASH_START UINT64_C(14695981039346656037)
-#define HASH_FACTOR UINT64_C(1099511628211)
 
 /* ---- /proc/PID/stat -------------------------------------------------------------------------- */
 
@@ -59,18 +56,11 @@ bool td__boot_name(char name[64])
     return td__text_read("/proc/sys/kernel/random/boot_id", name, 64);
 }
 
-static uint64_t hash(uint64_t value, const char *text)
-{
-    for (; *text; text++)
-        value = (value ^ (unsigned char)*text) * HASH_FACTOR;
-    return value;
-}
-
 uint64_t td__boot_number(void)
 {
     char text[64];
     td__boot_name(text);
-    return hash(HASH_START, text);
+    return td__hash(TD__HASH_START, text, strlen(text));
 }
 
 static bool find_space(uint64_t *space)
@@ -79,7 +69,7 @@ static bool find_space(uint64_t *space)
     struct stat namespace = {0};
     if (!td__boot_name(boot) || stat("/proc/self/ns/pid", &namespace))
         return false;
-    *space = hash(HASH_START ^ (uint64_t) namespace.st_ino, boot);
+    *space = td__hash(TD__HASH_START ^ (uint64_t) namespace.st_ino, boot, strlen(boot));
     return true;
 }
 
