@@ -61,10 +61,10 @@ void td__flight_fail(struct td__flight_log *log, uint64_t entry, td_status statu
 static void hand_over_entries(struct td__flight_bytes *bytes, int slot)
 {
     for (int i = 0; i < TD__FLIGHT_ENTRIES; i++) {
-        uint32_t what = atomic_load(&bytes->entries[i].what);
-        if ((what >> 16 & 0xff) == (uint32_t)slot)
-            atomic_store(&bytes->entries[i].what, (what & ~0xff0000u) | (TD__FLIGHT_GROUPS - 1)
-                                                                            << 16);
+        uint64_t what = atomic_load(&bytes->entries[i].what);
+        if ((what >> 16 & 0xff) == (uint64_t)slot)
+            atomic_store(&bytes->entries[i].what,
+                         (what & ~UINT64_C(0xff0000)) | (TD__FLIGHT_GROUPS - 1) << 16);
     }
 }
 
