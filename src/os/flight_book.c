@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/file_limit.h"
 #include "base/host.h"
+#include "base/text.h"
 #include "os/flight.h"
 
 #include <errno.h>
@@ -14,13 +15,9 @@
 /* "./train --epochs 10", as far as there is room. */
 static void join(char *const *words, char *text, size_t room)
 {
-    char whole[4096];
-    size_t used = 0;
-    whole[0] = 0;
-    for (; words && *words && used < sizeof whole - 1; words++) {
-        int size = snprintf(whole + used, sizeof whole - used, "%s%s", used ? " " : "", *words);
-        used += size > 0 ? (size_t)size : 0;
-    }
+    char whole[4096] = "";
+    for (; words && *words; words++)
+        td__text_add(whole, sizeof whole, "%s%s", *whole ? " " : "", *words);
     td__flight_cut(whole, text, room);
 }
 

@@ -233,8 +233,7 @@ static void *run_pump(void *arg)
 
 static void wake_pump(void)
 {
-    uint64_t one = 1;
-    (void)!write(pump.wake, &one, sizeof one);
+    eventfd_write(pump.wake, 1);
 }
 
 static void join_pump(void)
