@@ -20,12 +20,21 @@
 #include "os/auth_listener.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/queue.h>
 
 enum { TD__CARD_TEXT = 128 };
 
 struct td__endpoint;
-struct td__failure_detector;
+
+/* See failure_detector.c. The domain's lock protects `started` and the list. */
+struct td__failure_detector {
+    bool started;
+    pthread_t thread;
+    int epoll, wake;
+    atomic_bool ending;
+    LIST_HEAD(, td__watched_process) processes;
+};
 
 struct td__domain {
     LIST_ENTRY(td__domain) link; /* of the process */
@@ -46,7 +55,7 @@ struct td__domain {
     struct td__endpoint *served;          /* by the listener's thread; or NULL */
     struct td__endpoint *examined;        /* by the failure detector's; or NULL */
     uint32_t last_number;
-    struct td__failure_detector *detector; /* NULL: not started yet */
+    struct td__failure_detector detector;
 
     pthread_mutex_t view_lock; /* is never held together with `lock` */
     LIST_HEAD(, td__shared_view) views;

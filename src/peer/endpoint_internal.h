@@ -94,8 +94,7 @@ struct td__endpoint {
     TAILQ_HEAD(, td__endpoint_arrival) arrivals;
     LIST_HEAD(, td__link_handler) link_handlers;
     LIST_HEAD(, td__shared_fd) shared_fds;
-    int *watchers; /* lifelines of other ranks to this one */
-    int watcher_count, watcher_capacity;
+    struct td__buffer watchers;  /* lifelines of other ranks to this one: their descriptors */
     pthread_mutex_t answer_lock; /* held while `answer` runs; locked before the locks of groups */
     td__answer_fn answer;
     void *answer_arg;

@@ -10,7 +10,6 @@
 #include "os/socket.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -153,16 +152,8 @@ void td__endpoint_answer_query(struct td__endpoint *endpoint, const struct td__r
 void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd)
 {
     pthread_mutex_lock(&endpoint->lock);
-    if (endpoint->watcher_count == endpoint->watcher_capacity) {
-        int capacity = endpoint->watcher_capacity ? endpoint->watcher_capacity * 2 : 8;
-        int *grown = realloc(endpoint->watchers, sizeof *grown * (size_t)capacity);
-        if (grown) {
-            endpoint->watchers = grown;
-            endpoint->watcher_capacity = capacity;
-        }
-    }
-    if (endpoint->watcher_count < endpoint->watcher_capacity && td__reply(fd, TD__REPLY_ACCEPTED))
-        endpoint->watchers[endpoint->watcher_count++] = fd;
+    if (td__buffer_reserve(&endpoint->watchers, sizeof fd) && td__reply(fd, TD__REPLY_ACCEPTED))
+        td__buffer_put(&endpoint->watchers, &fd, sizeof fd);
     else
         close(fd);
     pthread_mutex_unlock(&endpoint->lock);
@@ -170,11 +161,10 @@ void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd)
 
 void td__endpoint_leave(struct td__endpoint *endpoint)
 {
-    for (int i = 0; i < endpoint->watcher_count; i++) {
-        td__reply(endpoint->watchers[i], TD__LEAVING);
-        close(endpoint->watchers[i]);
+    const int *watchers = (const int *)endpoint->watchers.data;
+    for (size_t i = 0; i < endpoint->watchers.size / sizeof *watchers; i++) {
+        td__reply(watchers[i], TD__LEAVING);
+        close(watchers[i]);
     }
-    free(endpoint->watchers);
-    endpoint->watchers = NULL;
-    endpoint->watcher_count = 0;
+    td__buffer_free(&endpoint->watchers);
 }

@@ -18,13 +18,6 @@
 
 enum { TICK_MS = 200, BATCH = 32 };
 
-struct td__failure_detector {
-    pthread_t thread;
-    int epoll, wake;
-    atomic_bool ending;
-    LIST_HEAD(, td__watched_process) processes; /* under the domain's lock */
-};
-
 _Thread_local bool td__is_detector_thread;
 
 /* ---- Events ---------------------------------------------------------------------------------- */
@@ -45,17 +38,17 @@ static void follow(struct td__failure_detector *detector, int fd, uint64_t key)
 
 void td__failure_detector_follow(struct td__endpoint *endpoint, int fd, int rank)
 {
-    follow(endpoint->domain->detector, fd, event_key(endpoint->own.number, rank));
+    follow(&endpoint->domain->detector, fd, event_key(endpoint->own.number, rank));
 }
 
 void td__failure_detector_unfollow(struct td__endpoint *endpoint, int fd)
 {
-    epoll_ctl(endpoint->domain->detector->epoll, EPOLL_CTL_DEL, fd, NULL);
+    epoll_ctl(endpoint->domain->detector.epoll, EPOLL_CTL_DEL, fd, NULL);
 }
 
 void td__failure_detector_wake(struct td__domain *domain)
 {
-    eventfd_write(domain->detector->wake, 1);
+    eventfd_write(domain->detector.wake, 1);
 }
 
 /* ---- Processes ------------------------------------------------------------------------------- */
@@ -64,7 +57,7 @@ void td__failure_detector_wake(struct td__domain *domain)
 struct td__watched_process *td__watched_process_open(struct td__domain *domain, int pid,
                                                      bool *ended)
 {
-    struct td__failure_detector *detector = domain->detector;
+    struct td__failure_detector *detector = &domain->detector;
     *ended = false;
     pthread_mutex_lock(&domain->lock);
     struct td__watched_process *process;
@@ -103,7 +96,7 @@ void td__watched_process_close(struct td__domain *domain, struct td__watched_pro
 /* Marks the processes with this pid that have ended. */
 static void mark_ended(struct td__domain *domain, int pid)
 {
-    struct td__failure_detector *detector = domain->detector;
+    struct td__failure_detector *detector = &domain->detector;
     struct td__watched_process *at;
     pthread_mutex_lock(&domain->lock);
     LIST_FOREACH(at, &detector->processes, link)
@@ -159,7 +152,7 @@ static void on_lifeline(struct td__domain *domain, uint32_t number, int rank)
 
 static void handle_events(struct td__domain *domain, td__deadline deadline)
 {
-    struct td__failure_detector *detector = domain->detector;
+    struct td__failure_detector *detector = &domain->detector;
     struct epoll_event events[BATCH];
     int count = epoll_wait(detector->epoll, events, BATCH, td__deadline_poll_ms(deadline));
     for (int i = 0; i < count; i++) {
@@ -198,7 +191,7 @@ static void *run_detector(void *arg)
     struct td__domain *domain = arg;
     td__deadline next_tick = td__deadline_in_ms(TICK_MS), next_step = TD__NEVER;
     td__is_detector_thread = true;
-    while (!atomic_load(&domain->detector->ending)) {
+    while (!atomic_load(&domain->detector.ending)) {
         handle_events(domain, td__deadline_earlier(next_tick, next_step));
         bool tick = td__deadline_passed(next_tick);
         if (tick)
@@ -210,50 +203,41 @@ static void *run_detector(void *arg)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-static void free_detector(struct td__failure_detector *detector)
+static void close_fds(struct td__failure_detector *detector)
 {
     if (detector->epoll >= 0)
         close(detector->epoll);
     if (detector->wake >= 0)
         close(detector->wake);
-    free(detector);
 }
 
 /* The caller holds the domain's lock. */
 static td_status start_thread(struct td__domain *domain)
 {
-    struct td__failure_detector *detector = calloc(1, sizeof *detector);
-    if (!detector)
-        return td__fail_nomem("endpoint");
+    struct td__failure_detector *detector = &domain->detector;
     detector->epoll = epoll_create1(EPOLL_CLOEXEC);
     detector->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (detector->epoll < 0 || detector->wake < 0) {
-        td_status status = td_fail(TD_ERR_SYSTEM, "no descriptor to watch the other ranks: %s",
-                                   td__errno_text(errno));
-        free_detector(detector);
-        return status;
+    int error = detector->epoll < 0 || detector->wake < 0 ? errno : 0;
+    if (!error) {
+        follow(detector, detector->wake, event_key(0, 0));
+        error = td__thread_start(&detector->thread, "td-detector", run_detector, domain);
     }
-    follow(detector, detector->wake, event_key(0, 0));
-    domain->detector = detector;
-    int error = td__thread_start(&detector->thread, "td-detector", run_detector, domain);
-    if (error) {
-        domain->detector = NULL;
-        free_detector(detector);
-        return td_fail(TD_ERR_SYSTEM, "no thread to watch the other ranks: %s",
-                       td__errno_text(error));
-    }
-    return TD_OK;
+    detector->started = !error;
+    if (!error)
+        return TD_OK;
+    close_fds(detector);
+    return td_fail(TD_ERR_SYSTEM, "no thread to watch the other ranks: %s", td__errno_text(error));
 }
 
 void td__failure_detector_end(struct td__domain *domain)
 {
-    struct td__failure_detector *detector = domain->detector;
-    if (!detector)
+    struct td__failure_detector *detector = &domain->detector;
+    if (!detector->started)
         return;
     atomic_store(&detector->ending, true);
     td__failure_detector_wake(domain);
     pthread_join(detector->thread, NULL);
-    free_detector(detector);
+    close_fds(detector);
 }
 
 td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__detector_fns *fns,
@@ -263,7 +247,7 @@ td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__d
     endpoint->detector_fns = *fns;
     endpoint->detector_arg = arg;
     pthread_mutex_lock(&domain->lock);
-    td_status status = domain->detector ? TD_OK : start_thread(domain);
+    td_status status = domain->detector.started ? TD_OK : start_thread(domain);
     pthread_mutex_unlock(&domain->lock);
     if (status)
         return status;

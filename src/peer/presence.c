@@ -54,6 +54,11 @@ enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int
                                                    memory_order_acquire);
 }
 
+static bool is_present(const struct td__endpoint *endpoint, int rank)
+{
+    return td__endpoint_presence(endpoint, rank) == TD__PRESENT;
+}
+
 unsigned td__endpoint_losses(const struct td__endpoint *endpoint)
 {
     return atomic_load_explicit(&endpoint->losses, memory_order_acquire);
@@ -160,7 +165,7 @@ const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__d
     td__endpoint_watch(endpoint, rank);
     bool in_time = true;
     pthread_mutex_lock(&endpoint->lock);
-    while (td__endpoint_presence(endpoint, rank) == TD__PRESENT && in_time)
+    while (is_present(endpoint, rank) && in_time)
         in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, end);
     pthread_mutex_unlock(&endpoint->lock);
     return td__endpoint_exit_reason(endpoint, rank);
@@ -178,8 +183,7 @@ static bool same_host(const struct td__endpoint *endpoint, int a, int b)
 static int reporter_for(const struct td__endpoint *endpoint, int rank)
 {
     for (int r = 0; r < endpoint->size; r++)
-        if (r != rank && same_host(endpoint, r, rank) &&
-            td__endpoint_presence(endpoint, r) == TD__PRESENT &&
+        if (r != rank && same_host(endpoint, r, rank) && is_present(endpoint, r) &&
             (!endpoint->peers[r].process_watched ||
              !endpoint->detector_fns.has_left(endpoint->detector_arg, r)))
             return r;
@@ -209,8 +213,7 @@ static void report(struct td__endpoint *endpoint, int rank)
     struct td__card *peer = &endpoint->peers[rank];
     while (peer->report_to < endpoint->size && !td__deadline_passed(peer->report_end)) {
         int to = peer->report_to++;
-        if (to == endpoint->rank || same_host(endpoint, to, rank) ||
-            td__endpoint_presence(endpoint, to) != TD__PRESENT)
+        if (to == endpoint->rank || same_host(endpoint, to, rank) || !is_present(endpoint, to))
             continue;
         td__endpoint_report_loss(endpoint, to, rank, td__endpoint_presence(endpoint, rank),
                                  td__endpoint_wait_status(endpoint, rank),
@@ -256,7 +259,7 @@ void td__presence_on_process_ends(struct td__endpoint *endpoint)
     for (int r = 0; r < endpoint->size; r++) {
         const struct td__card *peer = &endpoint->peers[r];
         if (peer->process_watched && peer->process && atomic_load(&peer->process->ended) &&
-            td__endpoint_presence(endpoint, r) == TD__PRESENT)
+            is_present(endpoint, r))
             lose_process(endpoint, r);
     }
 }
@@ -321,7 +324,7 @@ static td__deadline await_reports(struct td__endpoint *endpoint)
         struct td__card *peer = &endpoint->peers[r];
         if (!peer->lose_at)
             continue;
-        if (now < peer->lose_at && td__endpoint_presence(endpoint, r) == TD__PRESENT) {
+        if (now < peer->lose_at && is_present(endpoint, r)) {
             next = td__deadline_earlier(next, peer->lose_at);
             continue;
         }
@@ -345,8 +348,7 @@ static void find_out(struct td__endpoint *endpoint, int rank)
         presence = TD__ENDED;
     bool may_query = presence == TD__GONE && peer->queries < QUERIES &&
                      !atomic_load(&endpoint->leaving) && before != endpoint->rank &&
-                     td__endpoint_presence(endpoint, before) == TD__PRESENT &&
-                     !probe(endpoint, before);
+                     is_present(endpoint, before) && !probe(endpoint, before);
     if (may_query)
         td__endpoint_query_presence(endpoint, before, rank, td__deadline_in_ms(CONNECT_MS),
                                     &presence, &wait_status);
@@ -380,7 +382,7 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
         return;
     if (!error) /* the process may have ended meanwhile */
         error = probe(endpoint, rank);
-    if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
+    if (!is_present(endpoint, rank))
         return; /* the reply was TD__REPLY_LEFT */
     if (td__is_refused(error)) {
         find_out(endpoint, rank);
@@ -434,7 +436,7 @@ void td__presence_tick(struct td__endpoint *endpoint)
     td__presence_on_process_ends(endpoint);
     for (int r = 0; r < endpoint->size; r++) {
         const struct td__card *peer = &endpoint->peers[r];
-        if (td__endpoint_presence(endpoint, r) != TD__PRESENT)
+        if (!is_present(endpoint, r))
             continue;
         if (peer->process_watched && endpoint->detector_fns.has_left(endpoint->detector_arg, r))
             td__presence_settle(endpoint, r, TD__LEFT, 0);
@@ -458,11 +460,11 @@ td__deadline td__presence_step(struct td__endpoint *endpoint)
         if (atomic_load(&peer->wanted) != 1)
             continue;
         wanted--;
-        bool present = td__endpoint_presence(endpoint, r) == TD__PRESENT;
+        bool present = is_present(endpoint, r);
         bool opened = present && peer->lifeline < 0 && td__now_ns() >= peer->next_try;
         if (opened)
             open_lifeline(endpoint, r);
-        if (peer->lifeline >= 0 || td__endpoint_presence(endpoint, r) != TD__PRESENT) {
+        if (peer->lifeline >= 0 || !is_present(endpoint, r)) {
             atomic_store(&peer->wanted, 2);
             atomic_fetch_sub(&endpoint->lifelines_wanted, 1);
         } else {
@@ -480,7 +482,7 @@ void td__presence_end(struct td__endpoint *endpoint)
     td__deadline end = td__deadline_in_ms(LAST_REPORT_ALL_MS);
     for (int r = 0; r < endpoint->size; r++) {
         const struct td__card *peer = &endpoint->peers[r];
-        if (td__endpoint_presence(endpoint, r) != TD__PRESENT)
+        if (!is_present(endpoint, r))
             continue;
         if (peer->process_watched && peer->process && td__process_has_ended(peer->process->fd, 0))
             lose_process(endpoint, r);
