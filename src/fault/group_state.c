@@ -27,8 +27,6 @@ td_status td__group_state(const td_group *group)
 
 td_group *td__root_find(struct td__root *root, uint64_t key)
 {
-    if (root->first && root->first->key == key)
-        return root->first;
     td_group *group;
     LIST_FOREACH(group, &root->groups, link)
     if (group->key == key && group->rank >= 0)

@@ -51,7 +51,6 @@ struct td__root {
     td_store *store; /* a prefix of it */
     td_bytes *cards; /* of all ranks: their addresses */
     int rank, size;
-    bool opening;        /* its first group is being created, by all ranks at once */
     unsigned generation; /* of forks: a child cannot use an inherited root */
     char *name;          /* in the keys of the store, and of the first group */
     bool named;          /* by the caller */
@@ -65,7 +64,7 @@ struct td__root {
     pthread_mutex_t lock;
     struct td__root *outgrown;      /* in the list of former worlds */
     td_group *first;                /* NULL before it is created, and while it is destroyed */
-    LIST_HEAD(, td_group) groups;   /* all others */
+    LIST_HEAD(, td_group) groups;   /* all, beginning with `first` */
     struct td__early_abort *aborts; /* of groups that this rank has not created yet */
     struct td__withdrawal *withdrawals;
     struct td__stall stall;
@@ -78,7 +77,6 @@ struct td__root {
 struct td_group {
     struct td__root *root;
     LIST_ENTRY(td_group) link; /* in root->groups, or in the list of shells */
-    bool first;                /* the root is its own */
     bool named;                /* by the caller */
     bool handed_out;           /* of the world's: td_group_grow() has returned it to the caller */
     char *name;

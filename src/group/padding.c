@@ -22,12 +22,10 @@ static void copy_parts(const td_group *group, const td_call *call, char *padded,
 
 td_status td__call_padded(const td_group *group, const td_call *call, td_collective_fn slot)
 {
-    size_t element = td_dtype_size(call->dtype), longest = 0, part, whole, both;
+    size_t element = td_dtype_size(call->dtype), whole, both;
+    size_t longest = td__largest_count(call->input_counts, group->size), part = longest * element;
     size_t own = call->input_counts[group->rank] * element;
     bool gathers = call->kind == TD_OP_ALL_GATHER;
-    for (int i = 0; i < group->size; i++)
-        longest = call->input_counts[i] > longest ? call->input_counts[i] : longest;
-    part = longest * element;
     if (__builtin_mul_overflow(part, (size_t)group->size, &whole) ||
         __builtin_add_overflow(part, whole, &both))
         return td_fail(TD_ERR_NOMEM, "%s: no memory for %d parts of %zu elements",

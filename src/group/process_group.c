@@ -211,8 +211,8 @@ static td_status open_backend(td_group *group, const char *key, const td_group_o
     return status;
 }
 
-td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *given,
-                         const td_group_options *options, td_group **group_out)
+static td_status make(struct td__root *root, const int *ranks, int count, const char *given,
+                      const td_group_options *options, td_group **group_out)
 {
     char *list = list_text(ranks, count), *key = NULL;
     td_group *group = calloc(1, sizeof *group);
@@ -269,9 +269,14 @@ td_status td__group_add(struct td__root *root, const int *ranks, int count, cons
                         const td_group_options *options, td_group **group_out)
 {
     td_group *group;
-    TD_TRY(td__group_make(root, ranks, count, key, options, &group));
+    TD_TRY(make(root, ranks, count, key, options, &group));
     pthread_mutex_lock(&root->lock);
-    LIST_INSERT_HEAD(&root->groups, group, link);
+    if (root->first) {
+        LIST_INSERT_AFTER(root->first, group, link);
+    } else {
+        LIST_INSERT_HEAD(&root->groups, group, link);
+        root->first = group;
+    }
     if (group->rank >= 0)
         td__abort_early(group);
     pthread_mutex_unlock(&root->lock);
@@ -280,21 +285,6 @@ td_status td__group_add(struct td__root *root, const int *ranks, int count, cons
 }
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
-
-void td__group_close(td_group *group, struct td__root *ended)
-{
-    if (group->rank >= 0) {
-        td__group_drain(group);
-        group->ops->destroy(group->self);
-    }
-    td__recorder_remove_group(group);
-    if (ended) {
-        keep_shell(group, ended);
-        return;
-    }
-    strip(group);
-    free_stripped(group);
-}
 
 td_status td__group_verify(td_group *group, td__deadline deadline)
 {
@@ -314,7 +304,15 @@ void td__group_end(td_group *group, struct td__root *ended)
     pthread_mutex_lock(&root->lock);
     LIST_REMOVE(group, link);
     pthread_mutex_unlock(&root->lock);
-    td__group_close(group, ended);
+    if (group->rank >= 0)
+        group->ops->destroy(group->self);
+    td__recorder_remove_group(group);
+    if (ended) {
+        keep_shell(group, ended);
+        return;
+    }
+    strip(group);
+    free_stripped(group);
 }
 
 td_status td_group_abort(td_group *group)
@@ -342,7 +340,7 @@ td_status td_group_destroy(td_group *group)
         group->handed_out = false;
         return TD_OK;
     }
-    if (group->first) {
+    if (group == group->root->first) {
         td__world_forget(group->root);
         return td__root_close(group, &td__ended_opened);
     }

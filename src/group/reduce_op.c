@@ -6,17 +6,26 @@
 #include <stdlib.h>
 
 struct own_op {
-    struct own_op *next;
+    LIST_ENTRY(own_op) link;
     td_reduce_op op;
     struct td__reduction reduction; /* without a dtype */
 };
 
 /* Guards the list; no lock is locked after it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct own_op *own_ops;
+static LIST_HEAD(, own_op) own_ops;
 static int last = TD_REDUCE_OP_OWN;
 static uint32_t
     functions; /* created so far; premul_sum does not count: its factors may differ between ranks */
+
+static struct own_op *find(td_reduce_op op) /* holds the lock */
+{
+    struct own_op *own;
+    LIST_FOREACH(own, &own_ops, link)
+    if (own->op == op)
+        break;
+    return own;
+}
 
 static td_status add(const struct td__reduction *reduction, td_reduce_op *op)
 {
@@ -28,8 +37,7 @@ static td_status add(const struct td__reduction *reduction, td_reduce_op *op)
     added->op = (td_reduce_op)last++;
     if (reduction->user)
         added->reduction.number = ++functions;
-    added->next = own_ops;
-    own_ops = added;
+    LIST_INSERT_HEAD(&own_ops, added, link);
     *op = added->op;
     pthread_mutex_unlock(&lock);
     return TD_OK;
@@ -52,16 +60,12 @@ td_status td_reduce_op_create_premul_sum(double factor, td_reduce_op *op)
 
 void td_reduce_op_destroy(td_reduce_op op)
 {
-    struct own_op *found = NULL;
     pthread_mutex_lock(&lock);
-    for (struct own_op **link = &own_ops; *link && !found; link = &(*link)->next)
-        if ((*link)->op == op) {
-            found = *link;
-            *link = found->next;
-            break;
-        }
+    struct own_op *own = find(op);
+    if (own)
+        LIST_REMOVE(own, link);
     pthread_mutex_unlock(&lock);
-    free(found);
+    free(own);
 }
 
 td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction *reduction)
@@ -70,11 +74,10 @@ td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction
     *reduction = (struct td__reduction){.op = op, .factor = 1};
     if (!found) {
         pthread_mutex_lock(&lock);
-        for (struct own_op *own = own_ops; own && !found; own = own->next)
-            if (own->op == op) {
-                *reduction = own->reduction;
-                found = true;
-            }
+        const struct own_op *own = find(op);
+        found = own;
+        if (found)
+            *reduction = own->reduction;
         pthread_mutex_unlock(&lock);
     }
     if (!found)
@@ -87,41 +90,38 @@ td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction
 
 /* ---- For backends ---------------------------------------------------------------------------- */
 
-static bool reduction_of_call(const td_call *call, struct td__reduction *reduction)
+/* Multiplies by the factor of the operation, or with TD_AVG by `mean`; does nothing for other operations than `op`. */
+static void scale(const td_call *call, td_reduce_op op, double mean, void *data, size_t count)
 {
-    return !td__reduction_of(call->op, call->dtype, reduction);
+    struct td__reduction reduction;
+    const void *source = data;
+    if (td__reduction_of(call->op, call->dtype, &reduction) || reduction.user || reduction.op != op)
+        return;
+    if (op == TD_AVG) {
+        reduction.op = TD_PREMUL_SUM;
+        reduction.factor = mean;
+    }
+    td__reduce_many(&reduction, &data, 1, &source, 1, count);
 }
 
 void td_reduce_begin(const td_call *call, void *data, size_t count)
 {
-    struct td__reduction reduction;
-    void *target = data;
-    const void *source = data;
-    if (reduction_of_call(call, &reduction) && !reduction.user && reduction.op == TD_PREMUL_SUM)
-        td__reduce_many(&reduction, &target, 1, &source, 1, count);
+    scale(call, TD_PREMUL_SUM, 1, data, count);
 }
 
 /* td_reduce_begin() has applied the factors, and td_reduce_end() divides: premul_sum and avg are sums here. */
 void td_reduce_combine(const td_call *call, void *acc, const void *other, size_t count)
 {
     struct td__reduction reduction;
-    void *target = acc;
     const void *sources[2] = {acc, other};
-    if (!reduction_of_call(call, &reduction))
+    if (td__reduction_of(call->op, call->dtype, &reduction))
         return;
     if (!reduction.user && (reduction.op == TD_PREMUL_SUM || reduction.op == TD_AVG))
         reduction.op = TD_SUM;
-    td__reduce_many(&reduction, &target, 1, sources, 2, count);
+    td__reduce_many(&reduction, &acc, 1, sources, 2, count);
 }
 
 void td_reduce_end(const td_call *call, void *acc, size_t count, int size)
 {
-    struct td__reduction reduction;
-    void *target = acc;
-    const void *source = acc;
-    if (!reduction_of_call(call, &reduction) || reduction.user || reduction.op != TD_AVG)
-        return;
-    reduction.op = TD_PREMUL_SUM;
-    reduction.factor = 1.0 / size;
-    td__reduce_many(&reduction, &target, 1, &source, 1, count);
+    scale(call, TD_AVG, 1.0 / size, acc, count);
 }

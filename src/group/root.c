@@ -181,20 +181,13 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
     snprintf(name, sizeof name, "%.140s%s", root->name, root->named ? "" : root->tag);
     for (int r = 0; r < root->size; r++)
         ranks[r] = r;
-    root->opening = true;
-    td_status status = td__group_make(root, ranks, root->size, NULL, &options, &group);
-    root->opening = false;
+    td_status status = td__group_add(root, ranks, root->size, NULL, &options, &group);
     free(ranks);
     if (status) {
         td__root_free(root, status);
         return status;
     }
-    group->first = true;
     group->named = root->named;
-    pthread_mutex_lock(&root->lock);
-    root->first = group;
-    td__abort_early(group);
-    pthread_mutex_unlock(&root->lock);
     td__recorder_joined(root);
     status = td__peer_query_begin(root);
     if (status) {
@@ -238,28 +231,29 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
     return td__root_open(store, rank, size, options, false, group_out);
 }
 
-static td_group *any_group(struct td__root *root)
+static td_group *last_added(struct td__root *root)
 {
     pthread_mutex_lock(&root->lock);
-    td_group *group = LIST_FIRST(&root->groups);
+    td_group *group = LIST_NEXT(root->first, link);
     pthread_mutex_unlock(&root->lock);
     return group;
 }
 
-/* Verifies all groups before any of them is destroyed: other ranks may still query them. */
-static td_status verify_groups(td_group *first)
+/* Verifies all groups before any of them is destroyed: other ranks may still query them. Saves the first failure. */
+static td_status verify_groups(struct td__root *root, struct td__error *error)
 {
     td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);
-    struct td__error error;
-    td_status status = td__group_verify(first, deadline);
+    td_status first = TD_OK;
     td_group *group;
-    td__error_save(&error);
-    LIST_FOREACH(group, &first->root->groups, link)
-    if (td__group_verify(group, deadline) && !status) {
-        status = TD_ERR_MISMATCH;
-        td__error_save(&error);
+    LIST_FOREACH(group, &root->groups, link)
+    {
+        td_status status = td__group_verify(group, deadline);
+        if (status && !first) {
+            first = status;
+            td__error_save(error);
+        }
     }
-    return status ? td__error_restore(&error) : TD_OK;
+    return first;
 }
 
 td_status td__root_close(td_group *first, struct td__root *ended)
@@ -269,14 +263,13 @@ td_status td__root_close(td_group *first, struct td__root *ended)
     struct td__error error;
     td__recorder_leaving(root);
     td__group_drain(first); /* a call on it may make another group */
-    td_status status = verify_groups(first);
-    td__error_save(&error);
-    while ((group = any_group(root)))
+    td_status status = verify_groups(root, &error);
+    while ((group = last_added(root)))
         td__group_end(group, ended);
     td__root_leave(root);
     td__peer_query_end(root);
     root->first = NULL;
-    td__group_close(first, ended == &td__ended_world && first->handed_out ? ended : NULL);
+    td__group_end(first, ended == &td__ended_world && first->handed_out ? ended : NULL);
     td__root_free(root, TD_OK);
     return status ? td__error_restore(&error) : TD_OK;
 }

@@ -6,10 +6,12 @@
 
 enum { TD__ROOT_KEY = 160 };
 
-/** The keys, in the root's store, of the card of a rank in an exchange of addresses, and of the number of exchanges in
- *  which the rank has taken part: its epoch. */
+/** The keys, in the root's store, of the card of a rank in an exchange of addresses; of the number of exchanges in
+ *  which the rank has taken part: its epoch; and the key that the first member of a group sets to notify a rank that
+ *  rejoins that the group has grown. */
 void td__card_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
 void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY]);
+void td__grown_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
 
 /** The world's root has grown: `grown` is the world from now on, and the former one is kept until the world ends.
  *  Does nothing if `root` is not the world's. */
@@ -21,9 +23,6 @@ void td__world_forget(const struct td__root *root);
 /** td_group_open(); `world`: for td_init_process_group(). */
 td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
                         bool world, td_group **first);
-
-/** The key that the first member of a group sets to notify a rank that rejoins that the group has grown. */
-void td__grown_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
 
 /** The world that `group` belongs to, NULL: the process's; NULL (and the last error set) as td__group_enter(), but
  *  this rank need not be in the group. */
@@ -62,20 +61,12 @@ enum { TD__VERIFY_MS = 1000 };
  *  same calls. TD_ERR_MISMATCH if a rank has made another call, and no call has returned that yet. */
 td_status td__group_verify(td_group *group, td__deadline deadline);
 
-/** Makes a group of ranks of the root; not in its list yet. `key` is a text that no other group of these
- *  ranks has, NULL: the number of groups of these ranks before. */
-td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *key,
-                         const td_group_options *options, td_group **group);
-
-/** The same, and in the list. */
+/** Makes a group of ranks of the root, which first makes that of all its ranks. `key` is a text that no other group of
+ *  these ranks has, NULL: the number of groups of these ranks before. */
 td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
                         const td_group_options *options, td_group **group);
 
-/** Waits for all started calls, and ends the group, which is in no list. It is freed, or kept as a shell with the root
- *  `ended`. */
-void td__group_close(td_group *group, struct td__root *ended);
-
-/** The same for one that is in the list. */
+/** Waits for all started calls, and ends the group. It is freed, or kept as a shell with the root `ended`. */
 void td__group_end(td_group *group, struct td__root *ended);
 
 void td__root_forget_names(struct td__root *root);

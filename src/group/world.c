@@ -152,8 +152,8 @@ td_status td_destroy_process_group(void)
 {
     td_status status = TD_OK;
     pthread_mutex_lock(&life);
-    pthread_mutex_lock(
-        &lock); /* a td_group_grow() that ends after this does not change the world */
+    /* A td_group_grow() that ends after this does not change the world. */
+    pthread_mutex_lock(&lock);
     td_group *group = td__world();
     struct td__root *former = outgrown;
     atomic_store(&world, NULL);
@@ -166,10 +166,8 @@ td_status td_destroy_process_group(void)
         if (group->root->generation == td__fork_generation())
             status = td__root_close(group, &td__ended_world);
         close_outgrown(former);
-        if (rendezvous.store && status)
-            td_world_close(&rendezvous);
-        else if (rendezvous.store)
-            status = td_world_close(&rendezvous);
+        td_status closed = rendezvous.store ? td_world_close(&rendezvous) : TD_OK;
+        status = status ? status : closed;
         rendezvous = (td_world){0};
     }
     pthread_mutex_unlock(&life);

@@ -339,7 +339,7 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
     if (!status && group->size > 1)
         status = build(native, group->root->endpoint);
     /* All ranks create the first group at the same time, so no rank waits for long. */
-    if (!status && native->comm && group->root->opening)
+    if (!status && native->comm && !group->root->first)
         status = td__shm_comm_attach(native->comm, td__deadline_in_ms(context->timeout_ms));
     if (status) {
         destroy(native);
