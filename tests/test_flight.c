@@ -201,6 +201,7 @@ TEST(names_of_groups_are_reused)
     read_page(log);
     CHECK_STR(page.groups[0], "new");
     CHECK_EQ(page.calls[0].group, 31);
+    CHECK_EQ(page.calls[0].rank, -1);
     td__flight_forget_group(log, 31);
     CHECK_STR(read_page(log)->groups[31], "…");
     td__flight_close(log);
