@@ -35,7 +35,8 @@ static void copy_words(const _Atomic uint64_t *from, uint64_t *to, size_t count)
         to[i] = atomic_load_explicit(&from[i], memory_order_acquire);
 }
 
-void td__flight_copy_log(const struct td__flight_bytes *log, void *copy)
+/* Copies a log that others write to, entry by entry; one that changed meanwhile is left out. */
+static void copy_log(const struct td__flight_bytes *log, void *copy)
 {
     struct td__flight_bytes *to = copy;
     enum { WORDS = sizeof(struct td__flight_entry) / 8, LABEL = TD__FLIGHT_LABEL / 8 };
@@ -252,7 +253,7 @@ void td__flight_log_read(const struct td__flight_log *log, const struct td__flig
                          struct td__flight_page *page)
 {
     struct td__flight_bytes copy;
-    td__flight_copy_log(log->bytes, &copy);
+    copy_log(log->bytes, &copy);
     read_copy(&copy, now, page);
 }
 
@@ -263,7 +264,7 @@ void *td__flight_book_copy(const struct td__flight_book *book)
         return NULL;
     memcpy(copy, book->map, TD__FLIGHT_HEAD);
     for (int slot = 0; slot < book->slots; slot++)
-        td__flight_copy_log(td__flight_log_at(book->map, slot), td__flight_log_at(copy, slot));
+        copy_log(td__flight_log_at(book->map, slot), td__flight_log_at(copy, slot));
     return copy;
 }
 

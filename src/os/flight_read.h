@@ -76,9 +76,6 @@ struct td__flight_page {
     struct td__flight_call calls[TD__FLIGHT_ENTRIES]; /* the oldest first */
 };
 
-/** Copies a log that others write to, entry by entry; one that changed meanwhile is left out. */
-void td__flight_copy_log(const struct td__flight_bytes *log, void *copy);
-
 /** Takes apart the head of a book. TD_ERR_INVALID where it is none. */
 td_status td__flight_read_head(const void *bytes, size_t size, struct td__flight_book_info *info);
 

@@ -12,8 +12,6 @@
 
 enum { TD__REQUEST_SIZE = 32 };
 
-struct td__watched_process;
-
 /* A card, and the state of its rank. */
 struct td__card {
     char host_id[TD__CARD_TEXT]; /* ranks with the same text share memory and unix sockets */
@@ -47,9 +45,8 @@ struct td__card {
     int64_t pause;        /* … and the pause after that */
     int queries;          /* sent to learn why nothing listens at its address */
     int64_t lose_at; /* its lifeline has ended: how long to wait for a report of the cause; 0: no */
-    bool reporting;  /* its loss is to be reported to the other ranks … */
-    int report_to;   /* … from this one on … */
-    int64_t report_end; /* … until then */
+    int64_t report_end; /* until when its loss is reported to the other ranks; 0: it is not … */
+    int report_to;      /* … from this one on */
 };
 
 /* The kinds of requests. */
@@ -103,7 +100,7 @@ struct td__endpoint {
     atomic_bool examined;        /* by the failure detector; changes under the domain's lock */
     atomic_bool leaving;         /* the failure detector is being stopped */
     atomic_int lifelines_wanted; /* cards whose `wanted` is 1 */
-    int reports;                 /* cards that are `reporting` */
+    int reports;                 /* cards with a `report_end` */
     int awaited_reports;         /* cards with a `lose_at` */
     td__detector_fns detector_fns;
     void *detector_arg;
@@ -261,6 +258,5 @@ struct td__watched_process {
 /** Watches the process `pid`; NULL if it has ended (*ended), or cannot be watched. */
 struct td__watched_process *td__watched_process_open(struct td__domain *domain, int pid,
                                                      bool *ended);
-void td__watched_process_close(struct td__domain *domain, struct td__watched_process *process);
 
 #endif

@@ -82,7 +82,7 @@ struct td__watched_process *td__watched_process_open(struct td__domain *domain, 
     return process;
 }
 
-void td__watched_process_close(struct td__domain *domain, struct td__watched_process *process)
+static void close_process(struct td__domain *domain, struct td__watched_process *process)
 {
     pthread_mutex_lock(&domain->lock);
     if (--process->users == 0) {
@@ -226,7 +226,8 @@ static td_status start_thread(struct td__domain *domain)
     if (!error)
         return TD_OK;
     close_fds(detector);
-    return td_fail(TD_ERR_SYSTEM, "no thread to watch the other ranks: %s", td__errno_text(error));
+    return td_fail(TD_ERR_SYSTEM, "no thread or descriptor to watch the other ranks: %s",
+                   td__errno_text(error));
 }
 
 void td__failure_detector_end(struct td__domain *domain)
@@ -282,7 +283,7 @@ void td__failure_detector_close(struct td__endpoint *endpoint)
     for (int r = 0; r < endpoint->size; r++) {
         struct td__card *peer = &endpoint->peers[r];
         if (peer->process)
-            td__watched_process_close(endpoint->domain, peer->process);
+            close_process(endpoint->domain, peer->process);
         if (peer->lifeline >= 0)
             close(peer->lifeline);
     }

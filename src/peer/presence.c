@@ -201,7 +201,6 @@ static void lose(struct td__endpoint *endpoint, int rank, enum td__presence pres
     bool by_lifeline = !same_host(endpoint, rank, endpoint->rank);
     if (!by_lifeline && reporter_for(endpoint, rank) != endpoint->rank)
         return;
-    peer->reporting = true;
     peer->report_to = 0;
     peer->report_end = td__deadline_in_ms(REPORT_ALL_MS);
     endpoint->reports++;
@@ -220,14 +219,14 @@ static void report(struct td__endpoint *endpoint, int rank)
                                  td__deadline_in_ms(REPORT_MS));
         return;
     }
-    peer->reporting = false;
+    peer->report_end = 0;
     endpoint->reports--;
 }
 
 static void report_next(struct td__endpoint *endpoint)
 {
     int rank = 0;
-    while (!endpoint->peers[rank].reporting)
+    while (!endpoint->peers[rank].report_end)
         rank++;
     report(endpoint, rank);
 }
@@ -244,14 +243,14 @@ static void lose_process(struct td__endpoint *endpoint, int rank)
              td__process_wait_status(peer->pid, peer->process ? peer->process->fd : -1));
 }
 
-/* Sets *ended, which may be NULL, if there is no such process any more. */
-static void watch_process(struct td__endpoint *endpoint, int rank, bool *ended)
+/* Returns whether there is no such process any more. */
+static bool watch_process(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
-    bool unused;
+    bool ended = false;
     if (!peer->process && is_neighbour(endpoint, peer))
-        peer->process = td__watched_process_open(endpoint->domain, peer->pid,
-                                                 ended ? ended : &unused);
+        peer->process = td__watched_process_open(endpoint->domain, peer->pid, &ended);
+    return ended;
 }
 
 void td__presence_on_process_ends(struct td__endpoint *endpoint)
@@ -361,7 +360,7 @@ static void find_out(struct td__endpoint *endpoint, int rank)
 static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
-    watch_process(endpoint, rank, NULL);
+    watch_process(endpoint, rank);
     if (td__endpoint_open_lifeline(endpoint, rank, td__deadline_in_ms(CONNECT_MS),
                                    &peer->lifeline)) {
         peer->lifeline = -1;
@@ -410,13 +409,10 @@ void td__presence_begin(struct td__endpoint *endpoint)
 {
     for (int r = 0; r < endpoint->size; r++) {
         struct td__card *peer = &endpoint->peers[r];
-        bool ended = false;
         peer->process_watched = endpoint->detector_fns.has_left &&
                                 same_host(endpoint, r, endpoint->rank) &&
                                 is_neighbour(endpoint, peer);
-        if (peer->process_watched)
-            watch_process(endpoint, r, &ended);
-        if (ended)
+        if (peer->process_watched && watch_process(endpoint, r))
             lose_process(endpoint, r);
     }
     /* At once, so that the next rank is watched from the start. */
