@@ -210,12 +210,23 @@ td_status td__group_call(td_group *group, struct td__operation *operation, int r
 
 /* ---- The calls ------------------------------------------------------------------------------- */
 
-/* Sets only the call: clearing the whole operation would take too long for a small one. */
+/* Sets the fields one by one, but those that td__group_call() sets: clearing the whole struct would take too long for a
+ * small call. */
 static inline void set_call(struct td__operation *operation, td_op_kind kind, void *output,
                             const void *input, size_t count, td_dtype dtype, td_reduce_op op)
 {
-    operation->call = (td_call){
-        .kind = kind, .input = input, .output = output, .count = count, .dtype = dtype, .op = op};
+    td_call *call = &operation->call;
+    call->kind = kind;
+    call->input = input;
+    call->output = output;
+    call->count = count;
+    call->input_counts = call->output_counts = NULL;
+    call->dtype = dtype;
+    call->op = op;
+    call->tag = 0;
+    call->timeout_ms = 0;
+    call->sequence = 0;
+    call->detail = 0;
 }
 
 static td_status enter_and_call(td_group *group, struct td__operation *operation, int rank,
