@@ -95,7 +95,7 @@ struct td_group {
     atomic_bool closing; /* it is being destroyed: no call begins any more */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    td_work *queue, **queue_end;
+    STAILQ_HEAD(, td_work) queue;
     unsigned queued;
     unsigned
         helpers; /* waiting threads that run the queue; the group is not freed before they end */

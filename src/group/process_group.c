@@ -220,7 +220,7 @@ static td_status make(struct td__root *root, const int *ranks, int count, const 
         pthread_mutex_init(&group->lock, NULL);
         td__cond_init(&group->changed);
         group->root = root;
-        group->queue_end = &group->queue;
+        STAILQ_INIT(&group->queue);
         group->size = count;
         group->rank = -1;
         group->timeout_ms = options->timeout_ms ? options->timeout_ms : root->timeout_ms;

@@ -78,7 +78,7 @@ static td_status run_call(td_group *group, const td_call *call, uint64_t entry)
 /* With the lock held: wakes the worker if it has something to do before its `alarm`. */
 static void wake(td_group *group)
 {
-    if (group->stopping || (group->queue && group->patient_until < group->alarm))
+    if (group->stopping || (!STAILQ_EMPTY(&group->queue) && group->patient_until < group->alarm))
         pthread_cond_signal(&group->changed);
 }
 
@@ -100,12 +100,10 @@ static void finish_call(td_group *group)
  * another thread runs a call. */
 static td_work *dequeue(td_group *group)
 {
-    td_work *work = group->queue;
+    td_work *work = STAILQ_FIRST(&group->queue);
     if (!work || atomic_load_explicit(&group->pending, memory_order_acquire) != group->queued)
         return NULL;
-    group->queue = work->next;
-    if (!group->queue)
-        group->queue_end = &group->queue;
+    STAILQ_REMOVE_HEAD(&group->queue, link);
     group->queued--;
     return work;
 }
@@ -131,7 +129,7 @@ static bool has_nothing_to_do(td_group *group, td__deadline *until)
 {
     unsigned pending = atomic_load_explicit(&group->pending, memory_order_acquire);
     *until = TD__NEVER;
-    if (!group->queue)
+    if (STAILQ_EMPTY(&group->queue))
         return !group->stopping || group->helpers;
     if (pending != group->queued)
         return true;
@@ -242,11 +240,10 @@ static td_status enqueue(td_group *group, const struct td__operation *operation,
         group->working = true;
         group->patient = group->ops->fills_host && group->ops->fills_host(group->self);
     }
-    if (!group->queue)
+    if (STAILQ_EMPTY(&group->queue))
         group->patient_until = group->patient ? td__deadline_in_ms(PATIENCE_MS) : 0;
     work->entry = td__record_queued(group, &operation->call);
-    *group->queue_end = work;
-    group->queue_end = &work->next;
+    STAILQ_INSERT_TAIL(&group->queue, work, link);
     group->queued++;
     atomic_fetch_add_explicit(&group->pending, 1, memory_order_acq_rel);
     wake(group);

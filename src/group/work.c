@@ -43,10 +43,9 @@ td_work *td__work_create(td_group *group, const td_call *call)
     work->received = 0;
     work->entry = 0;
     work->begin_ns = work->end_ns = 0;
-    work->callbacks = NULL;
-    work->callbacks_end = &work->callbacks;
+    STAILQ_INIT(&work->callbacks);
     work->calling = false;
-    work->next = work->inner = NULL;
+    work->inner = NULL;
     return work;
 }
 
@@ -89,13 +88,11 @@ static _Thread_local unsigned in_callback; /* how deep this thread is in callbac
 /* With the lock held, when the work is complete. */
 static void call_back(td_work *work)
 {
-    bool called = work->callbacks != NULL;
+    bool called = !STAILQ_EMPTY(&work->callbacks);
     work->calling = true;
-    while (work->callbacks) {
-        struct td__work_callback callback = *work->callbacks, *done = work->callbacks;
-        work->callbacks = callback.next;
-        if (!work->callbacks)
-            work->callbacks_end = &work->callbacks;
+    while (!STAILQ_EMPTY(&work->callbacks)) {
+        struct td__work_callback *done = STAILQ_FIRST(&work->callbacks), callback = *done;
+        STAILQ_REMOVE_HEAD(&work->callbacks, link);
         if (done != &work->first_callback)
             free(done);
         pthread_mutex_unlock(&work->lock);
@@ -112,13 +109,12 @@ static void call_back(td_work *work)
 /* With the lock held. */
 static bool add_callback(td_work *work, td_work_fn fn, void *arg)
 {
-    bool is_free = !work->callbacks;
+    bool is_free = STAILQ_EMPTY(&work->callbacks);
     struct td__work_callback *added = is_free ? &work->first_callback : malloc(sizeof *added);
     if (!added)
         return false;
     *added = (struct td__work_callback){.fn = fn, .arg = arg};
-    *work->callbacks_end = added;
-    work->callbacks_end = &added->next;
+    STAILQ_INSERT_TAIL(&work->callbacks, added, link);
     return true;
 }
 

@@ -12,9 +12,10 @@
 #include <tandem/backend.h>
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 struct td__work_callback {
-    struct td__work_callback *next;
+    STAILQ_ENTRY(td__work_callback) link;
     td_work_fn fn;
     void *arg;
 };
@@ -31,14 +32,13 @@ struct td_work {
     size_t received;
     pthread_mutex_t lock; /* guards the following members; locked last */
     pthread_cond_t changed;
-    struct td__work_callback first_callback; /* most works have one at most */
-    struct td__work_callback *callbacks,
-        **callbacks_end;      /* in the order in which they are called */
-    bool calling;             /* a thread calls them, also those that are added meanwhile */
-    int64_t begin_ns, end_ns; /* of a queued call: when it ran */
-    uint64_t entry;           /* in the recorder; 0: none */
-    struct td_work *next;     /* in the group's queue */
-    size_t *counts;           /* its own copy of the counts of an uneven all_to_all */
+    struct td__work_callback first_callback;    /* most works have one at most */
+    STAILQ_HEAD(, td__work_callback) callbacks; /* in the order in which they are called */
+    bool calling;               /* a thread calls them, also those that are added meanwhile */
+    int64_t begin_ns, end_ns;   /* of a queued call: when it ran */
+    uint64_t entry;             /* in the recorder; 0: none */
+    STAILQ_ENTRY(td_work) link; /* in the group's queue */
+    size_t *counts;             /* its own copy of the counts of an uneven all_to_all */
 
     struct td_work *inner; /* td__work_follow() */
     void (*after)(void *arg);
