@@ -28,9 +28,9 @@ td_status td__group_state(const td_group *group)
 td_group *td__root_find(struct td__root *root, uint64_t key)
 {
     td_group *group;
-    LIST_FOREACH(group, &root->groups, link)
-    if (group->key == key && group->rank >= 0)
-        break;
+    LIST_FOREACH (group, &root->groups, link)
+        if (group->key == key && group->rank >= 0)
+            break;
     return group;
 }
 

@@ -21,9 +21,9 @@ static uint32_t
 static struct own_op *find(td_reduce_op op) /* holds the lock */
 {
     struct own_op *own;
-    LIST_FOREACH(own, &own_ops, link)
-    if (own->op == op)
-        break;
+    LIST_FOREACH (own, &own_ops, link)
+        if (own->op == op)
+            break;
     return own;
 }
 

@@ -245,8 +245,7 @@ static td_status verify_groups(struct td__root *root, struct td__error *error)
     td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);
     td_status first = TD_OK;
     td_group *group;
-    LIST_FOREACH(group, &root->groups, link)
-    {
+    LIST_FOREACH (group, &root->groups, link) {
         td_status status = td__group_verify(group, deadline);
         if (status && !first) {
             first = status;

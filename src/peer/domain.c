@@ -43,9 +43,9 @@ static struct td__endpoint *begin_service(struct td__domain *domain, uint32_t nu
 {
     pthread_mutex_lock(&domain->lock);
     struct td__endpoint *endpoint;
-    TAILQ_FOREACH(endpoint, &domain->endpoints, link)
-    if (endpoint->own.number == number)
-        break;
+    TAILQ_FOREACH (endpoint, &domain->endpoints, link)
+        if (endpoint->own.number == number)
+            break;
     domain->served = endpoint;
     pthread_mutex_unlock(&domain->lock);
     return endpoint;
@@ -233,9 +233,9 @@ static struct td__domain *find_domain(const char *host, const struct td__secret 
 {
     pthread_mutex_lock(&table_lock);
     struct td__domain *domain;
-    LIST_FOREACH(domain, &table, link)
-    if (fits(domain, host, secret))
-        break;
+    LIST_FOREACH (domain, &table, link)
+        if (fits(domain, host, secret))
+            break;
     if (domain)
         domain->users++;
     pthread_mutex_unlock(&table_lock);

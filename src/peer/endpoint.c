@@ -308,8 +308,8 @@ void td__waiters_wake(struct td__endpoint *endpoint)
 {
     struct td__endpoint_waiter *waiter;
     pthread_cond_broadcast(&endpoint->arrived);
-    LIST_FOREACH(waiter, &endpoint->waiters, link)
-    waiter->wake(waiter->arg);
+    LIST_FOREACH (waiter, &endpoint->waiters, link)
+        waiter->wake(waiter->arg);
 }
 
 void td__endpoint_wake_waiters(struct td__endpoint *endpoint)

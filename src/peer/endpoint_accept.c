@@ -69,9 +69,9 @@ static struct td__link_handler *find_handler(struct td__endpoint *endpoint, uint
                                              uint32_t channel)
 {
     struct td__link_handler *handler;
-    LIST_FOREACH(handler, &endpoint->link_handlers, link)
-    if (handler->group == group && handler->channel == channel)
-        break;
+    LIST_FOREACH (handler, &endpoint->link_handlers, link)
+        if (handler->group == group && handler->channel == channel)
+            break;
     return handler;
 }
 
@@ -163,12 +163,11 @@ static int remove_arrival(struct td__endpoint *endpoint, struct td__endpoint_arr
     return fd;
 }
 
-int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
-                              uint64_t group, uint32_t channel, int *from)
+int td__take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank, uint64_t group,
+                     uint32_t channel, int *from)
 {
     struct td__endpoint_arrival *arrival;
-    TAILQ_FOREACH(arrival, &endpoint->arrivals, link)
-    {
+    TAILQ_FOREACH (arrival, &endpoint->arrivals, link) {
         const struct td__request *request = &arrival->request;
         if (request->what == what && request->group == group && request->channel == channel &&
             (rank < 0 || request->rank == rank)) {
@@ -185,8 +184,7 @@ td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t 
     int fd, from;
     bool in_time = true;
     pthread_mutex_lock(&endpoint->lock);
-    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, rank, group, channel, &from)) <
-               0 &&
+    while ((fd = td__take_arrival(endpoint, TD__WANT_LINK, rank, group, channel, &from)) < 0 &&
            in_time)
         in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
     pthread_mutex_unlock(&endpoint->lock);
@@ -211,8 +209,7 @@ void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group,
         handler->fn = fn;
         handler->arg = arg;
     }
-    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, -1, group, channel, &from)) >=
-           0)
+    while ((fd = td__take_arrival(endpoint, TD__WANT_LINK, -1, group, channel, &from)) >= 0)
         deliver(fn, arg, from, fd);
     pthread_mutex_unlock(&endpoint->lock);
 }

@@ -126,8 +126,8 @@ void td__request_write(const struct td__request *request, uint32_t number,
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request);
 
 /** Removes an arrival, of any rank if `rank` is -1, and returns its connection, or -1. The caller holds the lock. */
-int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
-                              uint64_t group, uint32_t channel, int *from);
+int td__take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank, uint64_t group,
+                     uint32_t channel, int *from);
 
 /** Closes the arrivals and drops the link handlers of a group, or all. The caller holds the lock. */
 void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all);

@@ -61,9 +61,9 @@ struct td__watched_process *td__watched_process_open(struct td__domain *domain, 
     *ended = false;
     pthread_mutex_lock(&domain->lock);
     struct td__watched_process *process;
-    LIST_FOREACH(process, &detector->processes, link)
-    if (process->pid == pid && !td__process_has_ended(process->fd, 0))
-        break;
+    LIST_FOREACH (process, &detector->processes, link)
+        if (process->pid == pid && !td__process_has_ended(process->fd, 0))
+            break;
     if (process) {
         process->users++;
     } else if ((process = calloc(1, sizeof *process))) {
@@ -99,11 +99,11 @@ static void mark_ended(struct td__domain *domain, int pid)
     struct td__failure_detector *detector = &domain->detector;
     struct td__watched_process *at;
     pthread_mutex_lock(&domain->lock);
-    LIST_FOREACH(at, &detector->processes, link)
-    if (at->pid == pid && !atomic_load(&at->ended) && td__process_has_ended(at->fd, 0)) {
-        epoll_ctl(detector->epoll, EPOLL_CTL_DEL, at->fd, NULL);
-        atomic_store(&at->ended, true);
-    }
+    LIST_FOREACH (at, &detector->processes, link)
+        if (at->pid == pid && !atomic_load(&at->ended) && td__process_has_ended(at->fd, 0)) {
+            epoll_ctl(detector->epoll, EPOLL_CTL_DEL, at->fd, NULL);
+            atomic_store(&at->ended, true);
+        }
     pthread_mutex_unlock(&domain->lock);
 }
 
@@ -114,9 +114,9 @@ static struct td__endpoint *examine_from(struct td__domain *domain, uint32_t num
 {
     pthread_mutex_lock(&domain->lock);
     struct td__endpoint *endpoint;
-    TAILQ_FOREACH(endpoint, &domain->endpoints, link)
-    if (endpoint->own.number >= number && atomic_load(&endpoint->examined))
-        break;
+    TAILQ_FOREACH (endpoint, &domain->endpoints, link)
+        if (endpoint->own.number >= number && atomic_load(&endpoint->examined))
+            break;
     if (domain->examined)
         pthread_cond_broadcast(&domain->idle);
     domain->examined = endpoint;

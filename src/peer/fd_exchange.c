@@ -40,9 +40,9 @@ struct td__shared_fd {
 static struct td__shared_fd *find_shared_fd(struct td__endpoint *endpoint, uint64_t group)
 {
     struct td__shared_fd *shared_fd;
-    LIST_FOREACH(shared_fd, &endpoint->shared_fds, link)
-    if (shared_fd->group == group)
-        break;
+    LIST_FOREACH (shared_fd, &endpoint->shared_fds, link)
+        if (shared_fd->group == group)
+            break;
     return shared_fd;
 }
 
@@ -83,8 +83,7 @@ static bool add_shared_fd(struct td__endpoint *endpoint, uint64_t group, int fd,
     *shared_fd = (struct td__shared_fd){.group = group, .fd = fd, .handed_over = handed_over};
     LIST_INSERT_HEAD(&endpoint->shared_fds, shared_fd, link);
     int waiting, from;
-    while ((waiting = td__endpoint_take_arrival(endpoint, TD__WANT_SHARED_FD, -1, group, 0,
-                                                &from)) >= 0)
+    while ((waiting = td__take_arrival(endpoint, TD__WANT_SHARED_FD, -1, group, 0, &from)) >= 0)
         hand_out(waiting, fd);
     pthread_mutex_unlock(&endpoint->lock);
     return true;
@@ -222,9 +221,9 @@ td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64
 static struct td__shared_view *find_view(struct td__domain *domain, const struct td__card *peer)
 {
     struct td__shared_view *view;
-    LIST_FOREACH(view, &domain->views, link)
-    if (!memcmp(view->identity, peer->identity, sizeof view->identity))
-        break;
+    LIST_FOREACH (view, &domain->views, link)
+        if (!memcmp(view->identity, peer->identity, sizeof view->identity))
+            break;
     if (view)
         view->users++;
     return view;
