@@ -48,11 +48,12 @@ static void make_pair(int fds[2])
     }
 }
 
-static td_status seat_connect(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status seat_connect(void *arg, int peer, bool briefly, td__deadline deadline, int *fd)
 {
     struct seat *seat = arg;
     struct tcp_world *world = seat->world;
     int fds[2];
+    (void)briefly;
     (void)deadline;
     make_pair(fds);
     pthread_mutex_lock(&world->lock);
@@ -116,7 +117,6 @@ static void seat_listen(void *arg, td__link_fn fn, void *fn_arg)
 
 static const struct td__link_source thread_source = {
     .connect = seat_connect,
-    .connect_briefly = seat_connect,
     .accept = seat_accept,
     .describe = seat_describe,
     .listen = seat_listen,

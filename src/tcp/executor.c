@@ -11,11 +11,11 @@
 #include "tcp/executor.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "peer/wait_event.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -26,7 +26,6 @@ enum {
     LEFT_NS = 800000000,  /* the wait for data that a rank sent before it left */
     GRACE_MS = 500,       /* after a failure: to finish frames that have been sent in part */
     NAMED = 8,            /* ranks that a timeout names */
-    NOTIFIED = 64,        /* the largest comm of which every member is notified of a failure */
 };
 
 /* One round. The first `sends` of the ios send, the others receive. */
@@ -66,13 +65,13 @@ static td_status reserve(struct td__executor *executor, const struct td__run *ru
         executor->capacity = executor->ios && executor->polled ? count : 0;
     }
     if (!executor->piece || count > executor->capacity)
-        return td__fail_nomem(td__operation_describe(run->operation));
+        return td__fail_nomem(td__operation_describe(run->call.operation));
     return TD_OK;
 }
 
 static struct td__tcp_link *link_of(const struct round *round, const struct td__link_io *io)
 {
-    return &round->run->links->at[io->transfer->peer];
+    return &round->run->call.links->at[io->transfer->peer];
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
@@ -97,10 +96,10 @@ static td_status poll_ios(struct round *round, td__deadline deadline)
             events |= POLLIN;
         polled[count++] = (struct pollfd){.fd = link->fd, .events = events};
     }
-    int ready = deadline ? td__links_sleep(run->links, polled, count, deadline, &round->woken)
+    int ready = deadline ? td__links_sleep(run->call.links, polled, count, deadline, &round->woken)
                          : poll(polled, count, 0);
     if (ready < 0 && errno != EINTR)
-        return td_fail(TD_ERR_SYSTEM, "%s: poll: %s", td__operation_describe(run->operation),
+        return td_fail(TD_ERR_SYSTEM, "%s: poll: %s", td__operation_describe(run->call.operation),
                        td__errno_text(errno));
     if (ready <= 0)
         return TD_OK;
@@ -111,8 +110,7 @@ static td_status poll_ios(struct round *round, td__deadline deadline)
         io->ready = (at->revents & ~(sends(round, io) ? POLLIN : 0)) != 0;
         /* If no frame is expected, this is a failure notice, or a frame of another call. */
         if (sends(round, io) && !link_of(round, io)->expected && at->revents & POLLIN)
-            TD_TRY(
-                td__links_check_peer(run->links, io->transfer->peer, run->operation, &run->header));
+            TD_TRY(td__links_check_peer(&run->call, io->transfer->peer));
         at++;
     }
     return TD_OK;
@@ -126,32 +124,25 @@ static void try_all(struct round *round)
 
 static td_status fail_timeout(const struct round *round)
 {
-    struct td__links *links = round->run->links;
+    struct td__links *links = round->run->call.links;
     char ranks[NAMED * 96] = "";
-    size_t used = 0;
-    int named = 0, others = 0;
+    int found = 0;
     for (const struct td__link_io *io = round->ios; io < round->ios + round->count; io++) {
         if (td__link_io_done(io) || (sends(round, io) && link_of(round, io)->expected))
             continue;
-        if (named == NAMED) {
-            others++;
-            continue;
-        }
-        int length = snprintf(ranks + used, sizeof ranks - used, "%s%.90s", named ? ", " : "",
-                              links->source->describe(links->arg, io->transfer->peer));
-        used += (size_t)length;
-        named++;
+        if (++found <= NAMED)
+            td__text_add(ranks, sizeof ranks, "%s%.90s", found > 1 ? ", " : "",
+                         links->source->describe(links->arg, io->transfer->peer));
     }
-    if (others)
-        snprintf(ranks + used, sizeof ranks - used, " and %d more", others);
-    return td__links_fail_timeout(links, round->run->operation, ranks);
+    if (found > NAMED)
+        td__text_add(ranks, sizeof ranks, " and %d more", found - NAMED);
+    return td__links_fail_timeout(links, round->run->call.operation, ranks);
 }
 
 /* Whether a peer has left, and the data that it sent before must have arrived by now. */
 static bool has_left(struct round *round, int peer, int64_t now)
 {
-    struct td__links *links = round->run->links;
-    if (!links->source->exit_reason || !links->source->exit_reason(links->arg, peer))
+    if (!td__links_exit_reason(round->run->call.links, peer, false))
         return false;
     if (!round->left_since)
         round->left_since = now;
@@ -162,33 +153,33 @@ static bool has_left(struct round *round, int peer, int64_t now)
 /* After a long wait, or when woken; see links.h. */
 static td_status check_links(struct round *round, int64_t now)
 {
-    const struct td__run *run = round->run;
+    const struct td__link_call *call = &round->run->call;
     bool early = now < round->next;
     round->woken = false;
     if (!early) {
         round->pause = round->pause * 2 < TD__LONGEST_SLEEP_NS ? round->pause * 2
                                                                : TD__LONGEST_SLEEP_NS;
         round->next = now + round->pause;
-        td__links_watch(run->links);
+        td__links_watch(call->links);
     }
     for (struct td__link_io *io = round->ios; io < round->ios + round->count; io++) {
         int peer = io->transfer->peer;
         if (td__link_io_done(io))
             continue;
         if (has_left(round, peer, now))
-            return td__links_fail_end(run->links, peer, run->operation, &run->header, 0);
+            return td__links_fail_end(call, peer, 0);
         if (early)
             continue;
-        td__links_exit_reason(run->links, peer); /* watches it */
+        td__links_exit_reason(call->links, peer, true);
         if (!sends(round, io) && io->done == 0)
-            td__links_notify(run->links, peer, &run->header, false);
+            td__links_notify(call, peer, false);
     }
-    return td__links_check_all(run->links, run->operation, &run->header, &round->next);
+    return td__links_check_all(call, &round->next);
 }
 
 static td_status wait_step(struct round *round)
 {
-    td__deadline deadline = round->run->operation->deadline;
+    td__deadline deadline = round->run->call.operation->deadline;
     if (td__backoff(&round->executor->backoff, round->oversubscribed)) {
         if (round->left > FEW)
             return poll_ios(round, 0);
@@ -230,12 +221,12 @@ static td_status move_ios(struct round *round, bool *moved)
 /* Opens the links of a round: first those to which this rank connects, so that no two ranks wait for each other. */
 static td_status open_links(const struct round *round, const struct td__transfer *transfers)
 {
-    struct td__links *links = round->run->links;
+    const struct td__links *links = round->run->call.links;
     for (int accepts = 0; accepts < 2; accepts++)
         for (uint32_t i = 0; i < round->count; i++) {
             int peer = transfers[i].peer;
             if (links->at[peer].fd < 0 && (peer > links->index) == accepts)
-                TD_TRY(td__links_open(links, peer, round->run->operation, &round->run->header));
+                TD_TRY(td__links_open(&round->run->call, peer));
         }
     return TD_OK;
 }
@@ -289,30 +280,28 @@ static void run_local(const struct td__run *run, const struct td__step *step)
                                    step->buffer == TD__SCRATCH ? step->from_block : step->block,
                                    step->count);
     if (step->kind == TD__STEP_REDUCE)
-        td__reduce_combine(&run->operation->reduction, target, source, bytes / to->element);
+        td__reduce_combine(&run->call.operation->reduction, target, source, bytes / to->element);
     else if (bytes && target != source)
         memcpy(target, source, bytes);
 }
 
 /* Notifies the members to which there is a link, and those with which this rank exchanges data in a later round. The
- * first member that fails notifies all members of a comm of up to NOTIFIED. */
+ * first member that fails notifies all members. */
 static void fail_run(struct round *round, uint32_t rounds_done, td_status status)
 {
-    const struct td__run *run = round->run;
-    const struct td__compiled_schedule *compiled = run->compiled;
-    char reason[TD__FAILURE_TEXT];
-    strncpy(reason, td_last_error(), sizeof reason - 1);
-    reason[sizeof reason - 1] = '\0';
+    const struct td__compiled_schedule *compiled = round->run->compiled;
+    struct td__links *links = round->run->call.links;
+    struct td__error error;
+    td__error_save(&error);
     finish_sends(round);
-    td__links_send_failure(run->links, run->operation, status, reason);
+    td__links_send_failure(links, round->run->call.operation, status, error.text);
     td__deadline deadline = td__deadline_in_ms(GRACE_MS);
     for (uint32_t i = rounds_done; i < compiled->round_count; i++)
         for (uint32_t m = compiled->rounds[i].first_send; m < compiled->rounds[i].end; m++)
-            td__links_send_failure_to(run->links, compiled->transfers[m].peer, deadline);
-    for (int i = 0;
-         i < run->links->size && run->links->size <= NOTIFIED && !run->links->failure_received; i++)
-        td__links_send_failure_to(run->links, i, deadline);
-    td_fail(status, "%s", reason);
+            td__links_send_failure_to(links, compiled->transfers[m].peer, deadline);
+    if (!links->failure_received)
+        td__links_send_failure_to_all(links, deadline);
+    td__error_restore(&error);
 }
 
 td_status td__executor_run(struct td__executor *executor, struct td__run *run)
@@ -328,7 +317,7 @@ td_status td__executor_run(struct td__executor *executor, struct td__run *run)
         round.count = round.left = at->end - at->first_send;
         round.sends = at->first_recv - at->first_send;
         round.begun = 0;
-        round.oversubscribed = run->links->neighbours >= executor->processors;
+        round.oversubscribed = run->call.links->neighbours >= executor->processors;
         status = exchange(&round, &compiled->transfers[at->first_send]);
         for (uint32_t i = at->first_local; !status && i < at->end_local; i++)
             if (compiled->schedule.steps[i].kind >= TD__STEP_COPY)

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,6 +22,7 @@
 enum {
     REST_MS = 500,  /* the wait for the rest of a notice */
     CAUSE_MS = 500, /* the wait for the cause of the end of a link */
+    NOTIFIED = 64,  /* the largest comm of which every member is notified of a failure */
 };
 
 /* ---- Sending --------------------------------------------------------------------------------- */
@@ -75,22 +77,28 @@ void td__links_send_failure_to(struct td__links *links, int peer, td__deadline d
 {
     struct td__tcp_link *link = &links->at[peer];
     bool notified = (link->fd >= 0 && !link->sending) || link->side >= 0;
-    bool ended = links->source->exit_reason && links->source->exit_reason(links->arg, peer);
-    if (!links->failure_notice || peer == links->index || notified || ended)
+    if (!links->failure_notice || peer == links->index || notified ||
+        td__links_exit_reason(links, peer, false))
         return;
-    if (links->source->connect_briefly(links->arg, peer, deadline, &link->side))
+    if (links->source->connect(links->arg, peer, true, deadline, &link->side))
         link->side = -1;
     else
         send_notice(links, link->side);
 }
 
+void td__links_send_failure_to_all(struct td__links *links, td__deadline deadline)
+{
+    for (int i = 0; i < links->size && links->size <= NOTIFIED; i++)
+        td__links_send_failure_to(links, i, deadline);
+}
+
 /* ---- Receiving ------------------------------------------------------------------------------- */
 
 /* Fails with the status and text of `peer`. The rest of the text has not been received yet. */
-static td_status take_notice(struct td__links *links, int peer, int fd,
-                             const struct td__operation *operation,
+static td_status take_notice(const struct td__link_call *call, int peer, int fd,
                              const struct td__call_header *header, const void *text, size_t size)
 {
+    struct td__links *links = call->links;
     char reason[TD__FAILURE_TEXT + 1];
     size_t all = (size_t)header->payload;
     if (size > all)
@@ -107,92 +115,91 @@ static td_status take_notice(struct td__links *links, int peer, int fd,
     if (all && (status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT ||
                 status == TD_ERR_ABORTED))
         return td_fail(status, "%s", reason);
-    return td_fail(TD_ERR_PEER, "%s: %s has failed: %s", td__operation_describe(operation),
+    return td_fail(TD_ERR_PEER, "%s: %s has failed: %s", td__operation_describe(call->operation),
                    links->source->describe(links->arg, peer), reason);
 }
 
-td_status td__links_check_header(struct td__links *links, int peer, int fd,
-                                 const struct td__operation *operation,
-                                 const struct td__call_header *mine,
+td_status td__links_check_header(const struct td__link_call *call, int peer, int fd,
                                  const struct td__call_header *theirs, const void *text,
                                  size_t size)
 {
+    const struct td__links *links = call->links;
+    const struct td__call_header *mine = &call->header;
     if (theirs->type == TD__HEADER_FAILURE)
-        return take_notice(links, peer, fd, operation, theirs, text, size);
+        return take_notice(call, peer, fd, theirs, text, size);
 
     /* A peer that waited in an earlier turn waits no more. */
     if (theirs->type == TD__HEADER_CALL &&
         (theirs->turn < mine->turn || td__header_same_call(theirs, mine)))
         return TD_OK;
     if (!td__header_differs(theirs, mine) && theirs->past != mine->past &&
-        links->source->compare_calls)
-        TD_TRY(links->source->compare_calls(links->arg, peer, operation));
+        links->callbacks.compare_calls)
+        TD_TRY(links->callbacks.compare_calls(links->callbacks.arg, links->world_ranks[peer],
+                                              call->operation));
     char me[256];
-    strncpy(me, links->source->describe(links->arg, links->index), sizeof me - 1);
-    me[sizeof me - 1] = '\0';
-    return td__header_mismatch(operation, mine, me, theirs,
+    snprintf(me, sizeof me, "%s", links->source->describe(links->arg, links->index));
+    return td__header_mismatch(call->operation, mine, me, theirs,
                                links->source->describe(links->arg, peer));
 }
 
-td_status td__links_fail_invalid(struct td__links *links, int peer,
-                                 const struct td__operation *operation)
+td_status td__links_fail_invalid(const struct td__link_call *call, int peer)
 {
     return td_fail(TD_ERR_MISMATCH,
                    "%s: %s has sent bytes that are not a frame of a collective; all ranks must run "
                    "the same version of Tandem",
-                   td__operation_describe(operation), links->source->describe(links->arg, peer));
+                   td__operation_describe(call->operation),
+                   call->links->source->describe(call->links->arg, peer));
 }
 
 /* Fails if a member has ended, or has sent a failure notice. A peer that has left may have left because of a failure
  * that this rank does not know yet, so this waits for CAUSE_MS; not if `peer` is -1. */
-static td_status await_cause(struct td__links *links, const struct td__operation *operation,
-                             const struct td__call_header *mine, int peer)
+static td_status await_cause(const struct td__link_call *call, int peer)
 {
-    td__deadline deadline = td__deadline_earlier(operation->deadline, td__deadline_in_ms(CAUSE_MS));
+    struct td__links *links = call->links;
+    td__deadline deadline = td__deadline_earlier(call->operation->deadline,
+                                                 td__deadline_in_ms(CAUSE_MS));
     td__links_watch(links);
     for (;;) {
         struct pollfd none[1];
         bool woken;
         td__deadline next = deadline;
-        TD_TRY(td__links_check_all(links, operation, mine, &next));
+        TD_TRY(td__links_check_all(call, &next));
         if (peer < 0 || td__deadline_passed(deadline) ||
-            (!links->check && td__links_exit_reason(links, peer)))
+            (!links->callbacks.check && td__links_exit_reason(links, peer, true)))
             return TD_OK;
         td__links_sleep(links, none, 0, next, &woken);
     }
 }
 
-td_status td__links_find_cause(struct td__links *links, int peer,
-                               const struct td__operation *operation,
-                               const struct td__call_header *mine)
+td_status td__links_find_cause(const struct td__link_call *call, int peer)
 {
     struct td__error error;
     td__error_save(&error);
-    td_status cause = await_cause(links, operation, mine, peer);
+    td_status cause = await_cause(call, peer);
     return cause ? cause : td__error_restore(&error);
 }
 
-td_status td__links_fail_end(struct td__links *links, int peer,
-                             const struct td__operation *operation,
-                             const struct td__call_header *mine, int error)
+td_status td__links_fail_end(const struct td__link_call *call, int peer, int error)
 {
+    const struct td__links *links = call->links;
     /* An error of TLS is the cause; the end of the connection is its consequence. */
     const char *complaint = error == EBADMSG ? TD__TLS_CHANGED
                                              : td__tls_complaint(links->at[peer].fd);
-    td__links_exit_reason(links, peer); /* watches it */
-    TD_TRY(await_cause(links, operation, mine, complaint ? -1 : peer));
-    const char *exit_reason = complaint ? complaint : td__links_exit_reason(links, peer);
-    if (exit_reason)
-        return td_fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
-                       links->source->describe(links->arg, peer), exit_reason);
-    const char *what = "closed its connection: ", *reason = "it has ended, or left the group";
-    if (error == ETIMEDOUT || error == EHOSTUNREACH) {
-        what = "does not answer any more: ";
-        reason = "its host is down, or cut off";
-    } else if (error && error != ECONNRESET && error != EPIPE) {
-        what = "cannot be reached any more: ";
-        reason = td__errno_text(error);
+    td__links_exit_reason(links, peer, true);
+    TD_TRY(await_cause(call, complaint ? -1 : peer));
+    const char *what = complaint ? complaint : td__links_exit_reason(links, peer, true);
+    const char *reason = "";
+    if (!what) {
+        what = "closed its connection: ";
+        reason = "it has ended, or left the group";
+        if (error == ETIMEDOUT || error == EHOSTUNREACH) {
+            what = "does not answer any more: ";
+            reason = "its host is down, or cut off";
+        } else if (error && error != ECONNRESET && error != EPIPE) {
+            what = "cannot be reached any more: ";
+            reason = td__errno_text(error);
+        }
     }
-    return td_fail(TD_ERR_PEER, "%s: %s %s%s", td__operation_describe(operation),
+    return td_fail(TD_ERR_PEER, "%s: %s %s%s", td__operation_describe(call->operation),
                    links->source->describe(links->arg, peer), what, reason);
 }

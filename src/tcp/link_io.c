@@ -97,11 +97,11 @@ static int parts_of(struct td__link_io *io, const struct td__run *run, struct io
 
 td_status td__link_io_send(struct td__link_io *io, const struct td__run *run, bool *moved)
 {
-    struct td__tcp_link *link = &run->links->at[io->transfer->peer];
+    struct td__tcp_link *link = &run->call.links->at[io->transfer->peer];
     struct iovec parts[MAX_PARTS];
     struct msghdr msg = {.msg_iov = parts};
     if (io->done == 0) {
-        struct td__call_header header = run->header;
+        struct td__call_header header = run->call.header;
         header.payload = io->size - TD__HEADER_BYTES;
         td__header_write(&header, io->header);
     }
@@ -114,8 +114,7 @@ td_status td__link_io_send(struct td__link_io *io, const struct td__run *run, bo
         io->ready = false;
         if (errno == EAGAIN || errno == EWOULDBLOCK)
             return TD_OK;
-        return td__links_fail_end(run->links, io->transfer->peer, run->operation, &run->header,
-                                  errno);
+        return td__links_fail_end(&run->call, io->transfer->peer, errno);
     }
     size_t bytes = (size_t)sent;
     size_t header = io->done < TD__HEADER_BYTES ? min_size(bytes, TD__HEADER_BYTES - io->done) : 0;
@@ -145,26 +144,17 @@ static void drop_header(struct td__link_io *io, struct iovec *parts, size_t got)
     io->done = 0;
 }
 
-static td_status handle_other_header(const struct td__run *run, int peer,
-                                     const struct td__call_header *mine, const uint8_t *bytes,
-                                     const void *text, size_t size)
-{
-    struct td__call_header theirs;
-    if (!td__header_read(bytes, &theirs))
-        return td__links_fail_invalid(run->links, peer, run->operation);
-    return td__links_check_header(run->links, peer, run->links->at[peer].fd, run->operation, mine,
-                                  &theirs, text, size);
-}
-
 /* Checks the header, the first of `parts`, in which `*got` bytes have been received. Drops headers that do not
  * concern this call (td__links_check_header()), so that `parts` then have the beginning of the expected frame. */
 static td_status check_header(struct td__link_io *io, const struct td__run *run,
                               struct iovec *parts, size_t *got)
 {
-    struct td__call_header mine = run->header;
+    struct td__link_call call = run->call;
+    struct td__call_header theirs;
+    int peer = io->transfer->peer;
     uint8_t expected[TD__HEADER_BYTES];
-    mine.payload = io->size - TD__HEADER_BYTES;
-    td__header_write(&mine, expected);
+    call.header.payload = io->size - TD__HEADER_BYTES;
+    td__header_write(&call.header, expected);
     parts[0] = (struct iovec){.iov_base = io->header, .iov_len = TD__HEADER_BYTES};
     while (*got >= TD__HEADER_BYTES && memcmp(io->header, expected, TD__HEADER_BYTES) != 0) {
         char text[TD__FAILURE_TEXT];
@@ -174,7 +164,9 @@ static td_status check_header(struct td__link_io *io, const struct td__run *run,
             memcpy(text + size, parts[i].iov_base, part);
             size += part;
         }
-        TD_TRY(handle_other_header(run, io->transfer->peer, &mine, io->header, text, size));
+        if (!td__header_read(io->header, &theirs))
+            return td__links_fail_invalid(&call, peer);
+        TD_TRY(td__links_check_header(&call, peer, call.links->at[peer].fd, &theirs, text, size));
         drop_header(io, parts, *got);
         *got -= TD__HEADER_BYTES;
     }
@@ -190,7 +182,7 @@ static void reduce_piece(struct td__link_io *io, const struct td__run *run, size
     const struct td__blocks *blocks = &run->buffers[segment->buffer];
     size_t size = io->tail_size + bytes, whole = size / blocks->element;
     char *to = td__block_at(blocks, segment->block) + io->segment_done - io->tail_size;
-    td__reduce_combine(&run->operation->reduction, to, run->piece, whole);
+    td__reduce_combine(&run->call.operation->reduction, to, run->piece, whole);
     io->tail_size = (uint8_t)(size - whole * blocks->element);
     memcpy(io->tail, run->piece + whole * blocks->element, io->tail_size);
     advance(io, run, bytes);
@@ -214,7 +206,7 @@ static bool add_piece(struct td__link_io *io, const struct td__run *run, struct 
 
 td_status td__link_io_receive(struct td__link_io *io, const struct td__run *run, bool *moved)
 {
-    struct td__tcp_link *link = &run->links->at[io->transfer->peer];
+    struct td__tcp_link *link = &run->call.links->at[io->transfer->peer];
     struct iovec parts[MAX_PARTS + 1];
     struct msghdr msg = {.msg_iov = parts};
     int count = parts_of(io, run, parts, RECV_LIMIT);
@@ -230,8 +222,7 @@ td_status td__link_io_receive(struct td__link_io *io, const struct td__run *run,
         return TD_OK;
     }
     if (received <= 0)
-        return td__links_fail_end(run->links, io->transfer->peer, run->operation, &run->header,
-                                  received ? errno : 0);
+        return td__links_fail_end(&run->call, io->transfer->peer, received ? errno : 0);
     *moved = true;
     size_t bytes = (size_t)received;
     if (has_header) {

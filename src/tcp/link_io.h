@@ -57,11 +57,9 @@ static inline char *td__block_at(const struct td__blocks *blocks, int32_t block)
 /** One run of a compiled schedule; the same for all its transfers. */
 struct td__run {
     const struct td__compiled_schedule *compiled;
-    const struct td__operation *operation;
-    struct td__links *links;
-    struct td__blocks buffers[3];  /* by enum td__schedule_buffer */
-    struct td__call_header header; /* `payload` is set for each transfer */
-    char *piece;                   /* TD__LINK_PIECE bytes: receive buffer of data to be reduced */
+    struct td__link_call call;
+    struct td__blocks buffers[3]; /* by enum td__schedule_buffer */
+    char *piece;                  /* TD__LINK_PIECE bytes: receive buffer of data to be reduced */
 };
 
 enum { TD__LINK_PIECE = 256 << 10 };

@@ -82,8 +82,7 @@ static void close_links(struct td__links *links)
             if (link->fd < 0 && link->side < 0)
                 continue;
             /* Does not wait for a peer that has ended, and only once for one that does not receive. */
-            bool at_once = (links->source->exit_reason &&
-                            links->source->exit_reason(links->arg, i)) ||
+            bool at_once = td__links_exit_reason(links, i, false) ||
                            (links->source->is_unresponsive &&
                             links->source->is_unresponsive(links->arg, i, late)) ||
                            late;
@@ -189,6 +188,12 @@ int td__links_sleep(struct td__links *links, struct pollfd *polled, uint32_t cou
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+static void explain_timeout(const struct td__links *links, const struct td__operation *operation)
+{
+    if (links->callbacks.explain)
+        links->callbacks.explain(links->callbacks.arg, operation);
+}
+
 /* Both ends are on this machine if they have the same address. */
 static void count_neighbour(struct td__links *links, int peer)
 {
@@ -203,41 +208,28 @@ static void count_neighbour(struct td__links *links, int peer)
                                      sizeof here.v6.sin6_addr);
 }
 
-static td_status fail_unconnected(struct td__links *links, int peer,
-                                  const struct td__operation *operation)
-{
-    char ranks[320];
-    snprintf(ranks, sizeof ranks, "%s, which has not connected; has it made the same call?",
-             links->source->describe(links->arg, peer));
-    return td__links_fail_timeout(links, operation, ranks);
-}
-
 /* Fails if there is a reason why `peer` does not connect; its link may be open afterwards. A link that it opened
  * before it left may still be in the handshake, on the endpoint's thread. */
-static td_status check_unconnected(struct td__links *links, int peer,
-                                   const struct td__operation *operation,
-                                   const struct td__call_header *header, int64_t *left_since,
-                                   td__deadline *next)
+static td_status check_unconnected(const struct td__link_call *call, int peer,
+                                   td__deadline *left_end, td__deadline *next)
 {
     int64_t now = td__now_ns();
-    const char *exit_reason = td__links_exit_reason(links, peer);
-    if (exit_reason && !*left_since)
-        *left_since = now;
-    td__deadline left_end = *left_since + LEFT_MS * (int64_t)1000000;
-    if (exit_reason && now < left_end)
-        *next = td__deadline_earlier(*next, left_end);
-    TD_TRY(td__links_check_all(links, operation, header, next));
-    return links->at[peer].fd < 0 && exit_reason && now >= left_end
-               ? td__links_fail_end(links, peer, operation, header, 0)
+    bool left = td__links_exit_reason(call->links, peer, true);
+    if (left && !*left_end)
+        *left_end = now + LEFT_MS * (int64_t)1000000;
+    if (left && now < *left_end)
+        *next = td__deadline_earlier(*next, *left_end);
+    TD_TRY(td__links_check_all(call, next));
+    return left && now >= *left_end && call->links->at[peer].fd < 0
+               ? td__links_fail_end(call, peer, 0)
                : TD_OK;
 }
 
-static td_status accept_link(struct td__links *links, int peer,
-                             const struct td__operation *operation,
-                             const struct td__call_header *header)
+static td_status accept_link(const struct td__link_call *call, int peer)
 {
+    struct td__links *links = call->links;
     struct td__tcp_link *link = &links->at[peer];
-    int64_t left_since = 0;
+    td__deadline end = call->operation->deadline, left_end = 0;
     td__deadline notify_at = td__deadline_in_ms(SIDE_LINK_MS), next = td__deadline_in_ms(CHECK_MS);
     while (link->fd < 0) {
         struct pollfd none[1];
@@ -247,11 +239,15 @@ static td_status accept_link(struct td__links *links, int peer,
             count_neighbour(links, peer);
         if (status != TD_ERR_TIMEOUT)
             return status;
-        if (td__deadline_passed(operation->deadline))
-            return fail_unconnected(links, peer, operation);
-        td__links_sleep(links, none, 0, td__deadline_earlier(operation->deadline, next), &woken);
+        if (td__deadline_passed(end)) {
+            char ranks[320];
+            snprintf(ranks, sizeof ranks, "%s, which has not connected; has it made the same call?",
+                     links->source->describe(links->arg, peer));
+            return td__links_fail_timeout(links, call->operation, ranks);
+        }
+        td__links_sleep(links, none, 0, td__deadline_earlier(end, next), &woken);
         if (td__deadline_passed(notify_at)) {
-            td__links_notify(links, peer, header, true);
+            td__links_notify(call, peer, true);
             notify_at = TD__NEVER;
         }
         if (!woken && !td__deadline_passed(next))
@@ -259,57 +255,53 @@ static td_status accept_link(struct td__links *links, int peer,
         if (!woken)
             td__links_watch(links);
         next = td__deadline_earlier(notify_at, td__now_ns() + TD__LONGEST_SLEEP_NS);
-        TD_TRY(check_unconnected(links, peer, operation, header, &left_since, &next));
+        TD_TRY(check_unconnected(call, peer, &left_end, &next));
     }
     return TD_OK;
 }
 
-td_status td__links_open(struct td__links *links, int peer, const struct td__operation *operation,
-                         const struct td__call_header *header)
+td_status td__links_open(const struct td__link_call *call, int peer)
 {
+    struct td__links *links = call->links;
     if (links->index < peer)
-        return accept_link(links, peer, operation, header);
-    td_status status = links->source->connect(links->arg, peer, operation->deadline,
+        return accept_link(call, peer);
+    td_status status = links->source->connect(links->arg, peer, false, call->operation->deadline,
                                               &links->at[peer].fd);
-    if (status)
-        td_fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+    if (!status)
+        count_neighbour(links, peer);
+    else
+        td_fail(status, "%s: %s", td__operation_describe(call->operation), td_last_error());
     if (status == TD_ERR_PEER)
-        status = td__links_find_cause(links, peer, operation, header);
-    if (status == TD_ERR_TIMEOUT && links->explain)
-        links->explain(links->callback_arg, operation);
-    if (status)
-        return status;
-    count_neighbour(links, peer);
-    return TD_OK;
+        status = td__links_find_cause(call, peer);
+    if (status == TD_ERR_TIMEOUT)
+        explain_timeout(links, call->operation);
+    return status;
 }
 
 /* ---- Long waits ------------------------------------------------------------------------------ */
 
-/* The other members report the same text, so it names the rank that has waited, and the progress of all. */
 td_status td__links_fail_timeout(struct td__links *links, const struct td__operation *operation,
                                  const char *ranks)
 {
-    char me[256];
-    snprintf(me, sizeof me, "%s", links->source->describe(links->arg, links->index));
+    /* The other members report the same text, so it names the rank that has waited, and the progress of all. */
     td_fail(TD_ERR_TIMEOUT, "%s: %s timed out waiting for %s", td__operation_describe(operation),
-            me, ranks);
-    if (links->explain)
-        links->explain(links->callback_arg, operation);
+            links->source->describe(links->arg, links->index), ranks);
+    explain_timeout(links, operation);
     return TD_ERR_TIMEOUT;
 }
 
 /* A notice is sent at once and completely, or not at all: a peer whose buffer is full gets none. */
-void td__links_notify(struct td__links *links, int peer, const struct td__call_header *header,
-                      bool side_link)
+void td__links_notify(const struct td__link_call *call, int peer, bool side_link)
 {
+    const struct td__links *links = call->links;
     struct td__tcp_link *link = &links->at[peer];
-    struct td__call_header notice = *header;
+    struct td__call_header notice = call->header;
     uint8_t bytes[TD__HEADER_BYTES];
-    if (link->notified_turn == header->turn || link->sending)
+    if (link->notified_turn == notice.turn || link->sending)
         return;
     if (link->fd < 0 && link->side < 0 && side_link &&
-        links->source->connect_briefly(links->arg, peer, td__deadline_in_ms(SIDE_CONNECT_MS),
-                                       &link->side))
+        links->source->connect(links->arg, peer, true, td__deadline_in_ms(SIDE_CONNECT_MS),
+                               &link->side))
         return;
     struct pollfd out = {.fd = link->fd >= 0 ? link->fd : link->side, .events = POLLOUT};
     notice.type = TD__HEADER_CALL;
@@ -317,15 +309,12 @@ void td__links_notify(struct td__links *links, int peer, const struct td__call_h
     td__header_write(&notice, bytes);
     if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT &&
         send(out.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
-        link->notified_turn = header->turn;
+        link->notified_turn = notice.turn;
 }
 
-const char *td__links_exit_reason(const struct td__links *links, int peer)
+const char *td__links_exit_reason(const struct td__links *links, int peer, bool watch)
 {
-    if (!links->source->exit_reason)
-        return NULL;
-    links->source->watch(links->arg, peer);
-    return links->source->exit_reason(links->arg, peer);
+    return links->source->exit_reason ? links->source->exit_reason(links->arg, peer, watch) : NULL;
 }
 
 /* Accepts the links that other members have opened, and that this rank does not need yet. */
@@ -367,86 +356,80 @@ static enum front peek(int fd, struct td__call_header *header)
     return td__header_read(bytes, header) ? HEADER : INVALID;
 }
 
-static void skip_header(int fd)
+/* Receives the header `theirs`, which peek() has found, and checks it. */
+static td_status take_header(const struct td__link_call *call, int peer, int fd,
+                             const struct td__call_header *theirs)
 {
     uint8_t bytes[TD__HEADER_BYTES];
     ssize_t taken = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
     (void)taken;
+    return td__links_check_header(call, peer, fd, theirs, "", 0);
 }
 
 /* Receives notices; leaves data, which may belong to a later round, and headers of a later turn. A closed link is
  * no failure as long as nothing is expected from it. But a peer that closes the side link on which it was notified
  * will not connect. */
-static td_status check_front(struct td__links *links, int peer, int fd,
-                             const struct td__operation *operation,
-                             const struct td__call_header *mine)
+static td_status check_front(const struct td__link_call *call, int peer, int fd)
 {
+    struct td__tcp_link *link = &call->links->at[peer];
     struct td__call_header theirs;
     enum front front = peek(fd, &theirs);
     if (front == INVALID)
-        return td__links_fail_invalid(links, peer, operation);
-    if (front == CLOSED && fd == links->at[peer].side && peer > links->index) {
+        return td__links_fail_invalid(call, peer);
+    if (front == CLOSED && fd == link->side && peer > call->links->index) {
         int error = td__tls_complaint(fd) ? EBADMSG : 0;
         close(fd);
-        links->at[peer].side = -1;
-        return td__links_fail_end(links, peer, operation, mine, error);
+        link->side = -1;
+        return td__links_fail_end(call, peer, error);
     }
-    if (front != HEADER)
+    if (front != HEADER || (theirs.type != TD__HEADER_FAILURE && theirs.turn > call->header.turn) ||
+        (theirs.type == TD__HEADER_DATA && td__header_same_call(&theirs, &call->header)))
         return TD_OK;
-    if (theirs.type != TD__HEADER_FAILURE && theirs.turn > mine->turn)
-        return TD_OK;
-    if (theirs.type == TD__HEADER_DATA && td__header_same_call(&theirs, mine))
-        return TD_OK;
-    skip_header(fd);
-    return td__links_check_header(links, peer, fd, operation, mine, &theirs, "", 0);
+    return take_header(call, peer, fd, &theirs);
 }
 
-td_status td__links_check_all(struct td__links *links, const struct td__operation *operation,
-                              const struct td__call_header *header, td__deadline *next)
+td_status td__links_check_all(const struct td__link_call *call, td__deadline *next)
 {
-    if (links->check)
-        TD_TRY(links->check(links->callback_arg, operation, next));
+    struct td__links *links = call->links;
+    if (links->callbacks.check)
+        TD_TRY(links->callbacks.check(links->callbacks.arg, call->operation, next));
     accept_pending(links);
     for (int i = 0; i < links->size; i++) {
         struct td__tcp_link *link = &links->at[i];
         if (link->fd >= 0 && !link->receiving)
-            TD_TRY(check_front(links, i, link->fd, operation, header));
+            TD_TRY(check_front(call, i, link->fd));
         if (link->side >= 0)
-            TD_TRY(check_front(links, i, link->side, operation, header));
+            TD_TRY(check_front(call, i, link->side));
     }
     return TD_OK;
 }
 
 td_status td__links_check_failures(struct td__links *links, const struct td__operation *operation)
 {
+    struct td__link_call call = {.links = links, .operation = operation};
     struct td__call_header theirs;
     accept_pending(links);
     for (int i = 0; i < links->size; i++) {
         int fds[2] = {links->at[i].receiving ? -1 : links->at[i].fd, links->at[i].side};
         for (int k = 0; k < 2; k++) {
-            if (fds[k] < 0 || peek(fds[k], &theirs) != HEADER || theirs.type != TD__HEADER_FAILURE)
-                continue;
-            skip_header(fds[k]);
-            return td__links_check_header(links, i, fds[k], operation, &theirs, &theirs, "", 0);
+            if (fds[k] >= 0 && peek(fds[k], &theirs) == HEADER && theirs.type == TD__HEADER_FAILURE)
+                return take_header(&call, i, fds[k], &theirs);
         }
     }
     return TD_OK;
 }
 
-td_status td__links_check_peer(struct td__links *links, int peer,
-                               const struct td__operation *operation,
-                               const struct td__call_header *mine)
+td_status td__links_check_peer(const struct td__link_call *call, int peer)
 {
     struct td__call_header theirs;
-    switch (peek(links->at[peer].fd, &theirs)) {
+    int fd = call->links->at[peer].fd;
+    switch (peek(fd, &theirs)) {
     case INVALID:
-        return td__links_fail_invalid(links, peer, operation);
+        return td__links_fail_invalid(call, peer);
     case CLOSED:
-        return td__links_fail_end(links, peer, operation, mine, 0);
+        return td__links_fail_end(call, peer, 0);
     case HEADER:
-        skip_header(links->at[peer].fd);
-        return td__links_check_header(links, peer, links->at[peer].fd, operation, mine, &theirs, "",
-                                      0);
+        return take_header(call, peer, fd, &theirs);
     default:
         return TD_OK;
     }

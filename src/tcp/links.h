@@ -9,16 +9,14 @@
 #define TD_TCP_LINKS_H
 
 #include "call/call_header.h"
-#include "peer/endpoint.h"
+#include "tcp/tcp_comm.h"
 
 #include <stdatomic.h>
 
 /** Opens the links: an endpoint, or a test. `peer` is the index of a member. */
 struct td__link_source {
-    td_status (*connect)(void *arg, int peer, td__deadline deadline, int *fd);
-
-    /** connect() for a side link: fails at once if nothing listens at the peer's address. */
-    td_status (*connect_briefly)(void *arg, int peer, td__deadline deadline, int *fd);
+    /** `briefly`, for a side link: fails at once if nothing listens at the peer's address. */
+    td_status (*connect)(void *arg, int peer, bool briefly, td__deadline deadline, int *fd);
 
     /** Takes the link that the peer has opened; TD_ERR_TIMEOUT if it has not opened one yet. When it does, the
      *  source calls td__links_wake(). */
@@ -30,20 +28,13 @@ struct td__link_source {
     /** Passes links that arrive from now on to `fn`; with NULL they are closed. */
     void (*listen)(void *arg, td__link_fn fn, void *fn_arg);
 
-    /** "has left", "was killed by SIGKILL"; NULL while the peer is not known to have ended. May be NULL, and then
-     *  watch() is NULL, too. */
-    const char *(*exit_reason)(void *arg, int peer);
-
-    /** Watches the peer from now on, so that exit_reason() learns of its end. */
-    void (*watch)(void *arg, int peer);
+    /** "has left", "was killed by SIGKILL"; NULL while the peer is not known to have ended. `watch`: watches it
+     *  from now on, so that its end becomes known. May be NULL. */
+    const char *(*exit_reason)(void *arg, int peer, bool watch);
 
     /** Whether the peer has once not received, in time, the data that was sent to it; `note` records that it has
      *  not. May be NULL. */
     bool (*is_unresponsive)(void *arg, int peer, bool note);
-
-    /** The peer made other calls before `operation` than this member: returns TD_ERR_MISMATCH with the first two
-     *  that differ, or TD_OK if they are not recorded any more. May be NULL. */
-    td_status (*compare_calls)(void *arg, int peer, const struct td__operation *operation);
 };
 
 struct td__tcp_link {
@@ -66,11 +57,15 @@ struct td__links {
     int neighbours;        /* members on this machine to which there is a link */
     int wake_set;    /* an epoll set that td__links_sleep() polls: `wake`, and watched links … */
     atomic_int wake; /* … and an eventfd; both -1 until this member first sleeps */
+    struct td__comm_callbacks callbacks; /* each may be NULL */
+    const int *world_ranks;              /* of the members, for callbacks.compare_calls() */
+};
 
-    /** See struct td__comm_callbacks. May be NULL. */
-    td_status (*check)(void *arg, const struct td__operation *operation, td__deadline *next);
-    void (*explain)(void *arg, const struct td__operation *operation);
-    void *callback_arg;
+/** A call on the links. */
+struct td__link_call {
+    struct td__links *links;
+    const struct td__operation *operation;
+    struct td__call_header header; /* of its frames; `payload` is set for each transfer */
 };
 
 /** False if memory is exhausted. */
@@ -78,9 +73,8 @@ bool td__links_init(struct td__links *links, const struct td__link_source *sourc
                     int size, int index);
 void td__links_free(struct td__links *links);
 
-/** Opens the link to `peer`, for the call of `header`, in which the peer takes part. */
-td_status td__links_open(struct td__links *links, int peer, const struct td__operation *operation,
-                         const struct td__call_header *header);
+/** Opens the link to `peer`, which takes part in the call. */
+td_status td__links_open(const struct td__link_call *call, int peer);
 
 /* ---- Sleeping -------------------------------------------------------------------------------- */
 
@@ -111,18 +105,15 @@ td_status td__links_fail_timeout(struct td__links *links, const struct td__opera
 /** Fails with the failure notice of another member, if one has arrived; checks nothing else. */
 td_status td__links_check_failures(struct td__links *links, const struct td__operation *operation);
 
-/** Notifies `peer`, once a turn, that this rank waits for it in the call of `header`; `side_link`: also by a side
- *  link. */
-void td__links_notify(struct td__links *links, int peer, const struct td__call_header *header,
-                      bool side_link);
+/** Notifies `peer`, once a turn, that this rank waits for it in this call; `side_link`: also by a side link. */
+void td__links_notify(const struct td__link_call *call, int peer, bool side_link);
 
-/** Accepts pending links, and checks all links. Fails if a member has failed, or has made another call than that
- *  of `header`. Sets *next to the time of the next check, if that is earlier. */
-td_status td__links_check_all(struct td__links *links, const struct td__operation *operation,
-                              const struct td__call_header *header, td__deadline *next);
+/** Accepts pending links, and checks all links. Fails if a member has failed, or has made another call. Sets *next
+ *  to the time of the next check, if that is earlier. */
+td_status td__links_check_all(const struct td__link_call *call, td__deadline *next);
 
-/** Why `peer` sends nothing more, or NULL; watches it from now on. */
-const char *td__links_exit_reason(const struct td__links *links, int peer);
+/** See struct td__link_source; NULL without such a function. */
+const char *td__links_exit_reason(const struct td__links *links, int peer, bool watch);
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -133,34 +124,28 @@ void td__links_send_failure(struct td__links *links, const struct td__operation 
 /** Sends the failure notice to `peer` by a side link, if its link has not carried it. */
 void td__links_send_failure_to(struct td__links *links, int peer, td__deadline deadline);
 
+/** The same to all members, unless there are very many. */
+void td__links_send_failure_to_all(struct td__links *links, td__deadline deadline);
+
 /** Checks the link to a peer from which nothing is expected in this round: fails on everything but a notice that
  *  the peer waits. */
-td_status td__links_check_peer(struct td__links *links, int peer,
-                               const struct td__operation *operation,
-                               const struct td__call_header *mine);
+td_status td__links_check_peer(const struct td__link_call *call, int peer);
 
-/** Checks the header `theirs`, which differs from `mine`, and was received from `peer` on `fd` with the first
- *  `size` bytes of its payload, `text`. TD_OK if it does not concern this call. */
-td_status td__links_check_header(struct td__links *links, int peer, int fd,
-                                 const struct td__operation *operation,
-                                 const struct td__call_header *mine,
+/** Checks the header `theirs`, which differs from that of the call, and was received from `peer` on `fd` with the
+ *  first `size` bytes of its payload, `text`. TD_OK if it does not concern this call. */
+td_status td__links_check_header(const struct td__link_call *call, int peer, int fd,
                                  const struct td__call_header *theirs, const void *text,
                                  size_t size);
 
 /** TD_ERR_MISMATCH: `peer` has sent bytes that are not a header. */
-td_status td__links_fail_invalid(struct td__links *links, int peer,
-                                 const struct td__operation *operation);
+td_status td__links_fail_invalid(const struct td__link_call *call, int peer);
 
 /** The last error says that `peer` cannot be reached. Fails with the cause of that if a member has reported it,
  *  else with the last error. */
-td_status td__links_find_cause(struct td__links *links, int peer,
-                               const struct td__operation *operation,
-                               const struct td__call_header *mine);
+td_status td__links_find_cause(const struct td__link_call *call, int peer);
 
 /** The link to `peer` has ended, with an errno or 0. Fails with the cause of that if a member has reported it,
  *  else with TD_ERR_PEER. */
-td_status td__links_fail_end(struct td__links *links, int peer,
-                             const struct td__operation *operation,
-                             const struct td__call_header *mine, int error);
+td_status td__links_fail_end(const struct td__link_call *call, int peer, int error);
 
 #endif

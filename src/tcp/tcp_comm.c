@@ -13,24 +13,16 @@
 
 enum {
     KEPT_BYTES = 64 << 20, /* scratch memory that is kept between calls, at most */
-    NOTIFIED = 64,   /* td__tcp_comm_fail() notifies all members of a comm up to this size … */
-    NOTIFY_MS = 500, /* … within this time */
+    NOTIFY_MS = 500,       /* the longest time in which td__tcp_comm_fail() notifies all members */
 };
 
 /* ---- Links from an endpoint ------------------------------------------------------------------ */
 
-static td_status connect_to_rank(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status connect_to_rank(void *arg, int peer, bool briefly, td__deadline deadline, int *fd)
 {
     struct td__tcp_comm *comm = arg;
-    return td__endpoint_connect(comm->endpoint, comm->world_ranks[peer], comm->key,
-                                TD__CHANNEL_COLLECTIVE, deadline, fd);
-}
-
-static td_status connect_briefly_to_rank(void *arg, int peer, td__deadline deadline, int *fd)
-{
-    struct td__tcp_comm *comm = arg;
-    return td__endpoint_connect_briefly(comm->endpoint, comm->world_ranks[peer], comm->key,
-                                        TD__CHANNEL_COLLECTIVE, deadline, fd);
+    return (briefly ? td__endpoint_connect_briefly : td__endpoint_connect)(
+        comm->endpoint, comm->world_ranks[peer], comm->key, TD__CHANNEL_COLLECTIVE, deadline, fd);
 }
 
 static td_status accept_from_rank(void *arg, int peer, int *fd)
@@ -52,16 +44,12 @@ static void listen_for_late_links(void *arg, td__link_fn fn, void *fn_arg)
     td__endpoint_listen(comm->endpoint, comm->key, TD__CHANNEL_COLLECTIVE, fn, fn_arg);
 }
 
-static const char *exit_reason_of_rank(void *arg, int peer)
+static const char *exit_reason_of_rank(void *arg, int peer, bool watch)
 {
     struct td__tcp_comm *comm = arg;
+    if (watch)
+        td__endpoint_watch(comm->endpoint, comm->world_ranks[peer]);
     return td__endpoint_exit_reason(comm->endpoint, comm->world_ranks[peer]);
-}
-
-static void watch_rank(void *arg, int peer)
-{
-    struct td__tcp_comm *comm = arg;
-    td__endpoint_watch(comm->endpoint, comm->world_ranks[peer]);
 }
 
 static bool rank_is_unresponsive(void *arg, int peer, bool note)
@@ -70,31 +58,19 @@ static bool rank_is_unresponsive(void *arg, int peer, bool note)
     return td__endpoint_is_unresponsive(comm->endpoint, comm->world_ranks[peer], note);
 }
 
-static td_status compare_calls(void *arg, int peer, const struct td__operation *operation)
-{
-    struct td__tcp_comm *comm = arg;
-    return comm->compare_calls
-               ? comm->compare_calls(comm->links.callback_arg, comm->world_ranks[peer], operation)
-               : TD_OK;
-}
-
 static const struct td__link_source endpoint_source = {
     .connect = connect_to_rank,
-    .connect_briefly = connect_briefly_to_rank,
     .accept = accept_from_rank,
     .describe = describe_rank,
     .listen = listen_for_late_links,
     .exit_reason = exit_reason_of_rank,
-    .watch = watch_rank,
     .is_unresponsive = rank_is_unresponsive,
-    .compare_calls = compare_calls,
 };
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */
 
-/* `arg` is that of the source; NULL: the comm. */
-static td_status create(const struct td__link_source *source, void *arg, int size, int index,
-                        const char *algorithm, struct td__tcp_comm **comm_out)
+td_status td__tcp_comm_create_over(const struct td__link_source *source, void *arg, int size,
+                                   int index, const char *algorithm, struct td__tcp_comm **comm_out)
 {
     struct td__tcp_comm *comm = calloc(1, sizeof *comm);
     if (!comm)
@@ -108,6 +84,7 @@ static td_status create(const struct td__link_source *source, void *arg, int siz
         td__tcp_comm_destroy(comm);
         return td__fail_nomem("socket comm");
     }
+    comm->links.world_ranks = comm->world_ranks;
     for (int kind = 0; algorithm && kind < TD__COLLECTIVES; kind++) {
         const struct td__algorithm *found = td__algorithm_find(kind, algorithm);
         comm->forced[kind] = found ? found->name : NULL;
@@ -126,7 +103,7 @@ td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const
                               struct td__tcp_comm **comm_out)
 {
     struct td__tcp_comm *comm;
-    TD_TRY(create(&endpoint_source, NULL, size, index, algorithm, &comm));
+    TD_TRY(td__tcp_comm_create_over(&endpoint_source, NULL, size, index, algorithm, &comm));
     comm->endpoint = endpoint;
     comm->key = key;
     memcpy(comm->world_ranks, world_ranks, (size_t)size * sizeof *world_ranks);
@@ -134,12 +111,6 @@ td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const
     td__endpoint_add_waiter(endpoint, &comm->waiter);
     *comm_out = comm;
     return TD_OK;
-}
-
-td_status td__tcp_comm_create_over(const struct td__link_source *source, void *arg, int size,
-                                   int index, const char *algorithm, struct td__tcp_comm **comm)
-{
-    return create(source, arg, size, index, algorithm, comm);
 }
 
 void td__tcp_comm_destroy(struct td__tcp_comm *comm)
@@ -217,9 +188,9 @@ td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operati
     cached->used = ++comm->turn;
     *run = (struct td__run){
         .compiled = cached->compiled,
-        .operation = operation,
-        .links = &comm->links,
-        .header = td__header_of(operation, count, cached->number, comm->turn),
+        .call = {.links = &comm->links,
+                 .operation = operation,
+                 .header = td__header_of(operation, count, cached->number, comm->turn)},
     };
     return TD_OK;
 }
@@ -296,19 +267,14 @@ void td__tcp_comm_fail(struct td__tcp_comm *comm, const struct td__operation *op
         return;
     td__error_save(&error);
     end_call(comm, operation, status);
-    td__deadline deadline = td__deadline_in_ms(NOTIFY_MS);
-    for (int i = 0; i < comm->links.size && comm->links.size <= NOTIFIED; i++)
-        td__links_send_failure_to(&comm->links, i, deadline);
+    td__links_send_failure_to_all(&comm->links, td__deadline_in_ms(NOTIFY_MS));
     td__error_restore(&error);
 }
 
 void td__tcp_comm_set_callbacks(struct td__tcp_comm *comm,
                                 const struct td__comm_callbacks *callbacks)
 {
-    comm->links.check = callbacks->check;
-    comm->links.callback_arg = callbacks->arg;
-    comm->compare_calls = callbacks->compare_calls;
-    comm->links.explain = callbacks->explain;
+    comm->links.callbacks = *callbacks;
 }
 
 void td__tcp_comm_wake(struct td__tcp_comm *comm)

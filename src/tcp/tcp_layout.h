@@ -33,12 +33,10 @@ struct td__tcp_comm {
     size_t *bounds;   /* 3 * (size + 1): the bounds of the parts of the current call */
     td_status broken; /* of the first failure … */
     char *reason;     /* … and its text */
-
-    /** See struct td__comm_callbacks; `arg` is links.callback_arg. */
-    td_status (*compare_calls)(void *arg, int world_rank, const struct td__operation *operation);
 };
 
-/** A comm without an endpoint, for tests: `source` opens its links, and must outlive it. */
+/** A comm without an endpoint, for tests: `source` opens its links, and must outlive it. Its `arg` is the comm if
+ *  NULL is passed. */
 td_status td__tcp_comm_create_over(const struct td__link_source *source, void *arg, int size,
                                    int index, const char *algorithm, struct td__tcp_comm **comm);
 

@@ -48,8 +48,9 @@ static td_status give_link(void *arg, int peer, int *fd)
     return *fd >= 0 ? TD_OK : TD_ERR_TIMEOUT;
 }
 
-static td_status connect_link(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status connect_link(void *arg, int peer, bool briefly, td__deadline deadline, int *fd)
 {
+    (void)briefly;
     (void)deadline;
     return give_link(arg, peer, fd);
 }
@@ -71,7 +72,6 @@ static void ignore_listen(void *arg, td__link_fn fn, void *fn_arg)
 static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t size)
 {
     static const struct td__link_source source = {.connect = connect_link,
-                                                  .connect_briefly = connect_link,
                                                   .accept = give_link,
                                                   .describe = describe,
                                                   .listen = ignore_listen};
@@ -95,9 +95,9 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
         size_t elements = operation.call.count;
         check(!td__tcp_comm_begin(comm, &operation, operation.call.kind, operation.call.count,
                                   elements * sizeof(float), &run));
-        run.header.turn = comm->turn + 1;
-        run.header.payload = elements * sizeof(float);
-        td__header_write(&run.header, right);
+        run.call.header.turn = comm->turn + 1;
+        run.call.header.payload = elements * sizeof(float);
+        td__header_write(&run.call.header, right);
         memory_socket_more(link, right, sizeof right);
     }
     memory_socket_more(link, data, size);
