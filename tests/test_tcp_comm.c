@@ -372,7 +372,7 @@ static void combine(struct seat *seat)
 {
     enum { COUNT = 5003 };
     for (int kind = TD_OP_REDUCE; kind <= TD_OP_ALL_REDUCE; kind++) {
-        struct td__operation call = seat_call(seat, kind, 77, TD_BF16);
+        struct td__operation call = seat_call(seat, kind, COUNT, TD_BF16);
         const void *sources[LARGEST];
         float *inputs[LARGEST], *data = make_input(call.call.sequence, seat->rank, TD_F32, COUNT);
         float expected[COUNT];
@@ -381,7 +381,8 @@ static void combine(struct seat *seat)
             sources[i] = inputs[i] = make_input(call.call.sequence, i, TD_F32, COUNT);
         call.reduction.op = TD_AVG;
         call.call.root = seat->size - 1;
-        CHECK_OK(td__tcp_comm_combine(seat->comm, &call, data, COUNT));
+        call.call.output = data;
+        CHECK_OK(td__tcp_comm_combine(seat->comm, &call));
         struct td__reduction sum = {.dtype = TD_F32, .op = TD_SUM};
         td__reduce_many(&sum, &target, 1, sources, seat->size, COUNT);
         if (kind == TD_OP_ALL_REDUCE || seat->rank == call.call.root)

@@ -90,8 +90,7 @@ static void destroy(void *self)
         td__p2p_destroy(native->p2p);
     if (native->hierarchy)
         td__hierarchy_destroy(native->hierarchy);
-    if (native->sockets)
-        td__tcp_comm_destroy(native->sockets);
+    td__tcp_comm_destroy(native->sockets);
     if (native->comm)
         td__leave_comm(native->group->root, native->comm);
     free(native);
@@ -117,9 +116,8 @@ static bool fills_host(void *self)
 /* Failures that other ranks have sent. */
 static td_status check_links(struct td__native *native, const struct td__operation *operation)
 {
-    if (native->sockets)
-        TD_TRY(td__tcp_comm_check(native->sockets, operation));
-    return native->hierarchy ? td__hierarchy_check(native->hierarchy, operation) : TD_OK;
+    TD_TRY(td__tcp_comm_check(native->sockets, operation));
+    return td__tcp_comm_check(native->rail, operation);
 }
 
 /* A call after a member has died fails, even where it would not need that member. */
@@ -160,8 +158,7 @@ static td_status find_cause(void *arg, const struct td__operation *operation)
     unsigned losses;
     if (native->comm)
         TD_TRY(td__shm_state(native->comm));
-    if ((native->sockets && td__tcp_comm_is_broken(native->sockets)) ||
-        (native->hierarchy && td__hierarchy_is_broken(native->hierarchy)))
+    if (td__tcp_comm_is_broken(native->sockets) || td__tcp_comm_is_broken(native->rail))
         return TD_OK; /* the other members have got that error */
     do {
         losses = td__endpoint_losses(endpoint);
@@ -187,11 +184,10 @@ static td_status check_from_comm(void *arg, const struct td__operation *operatio
     struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
     TD_TRY(check_losses(native, operation));
-    if (native->hierarchy && sleeps) {
-        if (sleeps == 1)
-            td__hierarchy_watch_links(native->hierarchy);
-        TD_TRY(td__hierarchy_check(native->hierarchy, operation));
-    }
+    if (sleeps == 1)
+        td__tcp_comm_watch_links(native->rail);
+    if (sleeps)
+        TD_TRY(td__tcp_comm_check(native->rail, operation));
     return td__call_history_check(native->history, native->group, operation, next);
 }
 
@@ -306,10 +302,10 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
                                            .compare_calls = compare_calls,
                                            .explain = explain,
                                            .arg = native};
-    if (native->sockets)
-        td__tcp_comm_set_callbacks(native->sockets, &callbacks);
     if (native->hierarchy)
-        td__hierarchy_set_callbacks(native->hierarchy, &callbacks);
+        native->rail = td__hierarchy_rail(native->hierarchy);
+    td__tcp_comm_set_callbacks(native->sockets, &callbacks);
+    td__tcp_comm_set_callbacks(native->rail, &callbacks);
     struct td__p2p_options options = {
         .endpoint = endpoint,
         .key = group->key,
@@ -408,10 +404,8 @@ static void publish_failure(struct td__native *native, const struct td__operatio
     td__error_save(&error);
     if (native->comm)
         td__shm_break(native->comm, status);
-    if (native->hierarchy)
-        td__hierarchy_fail(native->hierarchy, operation, status);
-    if (native->sockets)
-        td__tcp_comm_fail(native->sockets, operation, status);
+    td__tcp_comm_fail(native->rail, operation, status);
+    td__tcp_comm_fail(native->sockets, operation, status);
     if (native->comm && native->sockets && td__shm_failed_first(native->comm))
         wake_members(native);
     if (native->comm)

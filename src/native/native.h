@@ -12,6 +12,7 @@ struct td__native {
     struct td__shm_comm *comm;        /* NULL: no other member on this host */
     struct td__tcp_comm *sockets;     /* NULL: all on one host */
     struct td__hierarchy *hierarchy;  /* NULL: no host has several members, or all are on one */
+    struct td__tcp_comm *rail;        /* of the hierarchy; NULL: this rank is in none */
     struct td__call_history *history; /* the group's; NULL: all on one host */
     struct td__p2p *p2p;              /* NULL: the group has one rank */
     unsigned losses;                  /* of the endpoint, as last looked at */

@@ -15,7 +15,6 @@
 
 #include "base/arena.h"
 #include "base/fail.h"
-#include "tcp/tcp_comm.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -66,23 +65,9 @@ done:
     return status;
 }
 
-td_status td__hierarchy_check(struct td__hierarchy *hierarchy,
-                              const struct td__operation *operation)
+struct td__tcp_comm *td__hierarchy_rail(const struct td__hierarchy *hierarchy)
 {
-    return hierarchy->rail ? td__tcp_comm_check(hierarchy->rail, operation) : TD_OK;
-}
-
-void td__hierarchy_set_callbacks(struct td__hierarchy *hierarchy,
-                                 const struct td__comm_callbacks *callbacks)
-{
-    if (hierarchy->rail)
-        td__tcp_comm_set_callbacks(hierarchy->rail, callbacks);
-}
-
-void td__hierarchy_watch_links(struct td__hierarchy *hierarchy)
-{
-    if (hierarchy->rail)
-        td__tcp_comm_watch_links(hierarchy->rail);
+    return hierarchy->rail;
 }
 
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
@@ -122,23 +107,10 @@ destroy:
 
 void td__hierarchy_destroy(struct td__hierarchy *hierarchy)
 {
-    if (hierarchy->rail)
-        td__tcp_comm_destroy(hierarchy->rail);
+    td__tcp_comm_destroy(hierarchy->rail);
     free(hierarchy->host_of);
     free(hierarchy->index_of);
     free(hierarchy);
-}
-
-void td__hierarchy_fail(struct td__hierarchy *hierarchy, const struct td__operation *operation,
-                        td_status status)
-{
-    if (hierarchy->rail)
-        td__tcp_comm_fail(hierarchy->rail, operation, status);
-}
-
-bool td__hierarchy_is_broken(const struct td__hierarchy *hierarchy)
-{
-    return hierarchy->rail && td__tcp_comm_is_broken(hierarchy->rail);
 }
 
 bool td__hierarchy_has(td_op_kind kind)
@@ -149,44 +121,37 @@ bool td__hierarchy_has(td_op_kind kind)
 
 /* ---- Inside a host --------------------------------------------------------------------------- */
 
-/* The part of a call inside this host: the buffers of its ranks, mapped into this process. */
+/* The buffers of the ranks of this host, mapped into this process. */
 struct local {
-    struct td__operation operation; /* `root`: an index on this host, or -1 if it is on another */
     const void **sources;
     void **targets;
     int size;
-    const void *own_source; /* without a comm */
-    void *own_target;
 };
 
-static td_status exchange_local(struct td__hierarchy *hierarchy, struct local *local)
+/* `operation` has as its root an index on this host, or -1 if the root is on another one. */
+static td_status exchange_local(struct td__shm_comm *comm, const struct td__operation *operation,
+                                struct local *local)
 {
     bool shared;
     size_t largest;
-    if (!hierarchy->comm) {
-        local->own_source = local->operation.call.input;
-        local->own_target = local->operation.call.output;
-        local->sources = &local->own_source;
-        local->targets = &local->own_target;
-        local->size = 1;
-        return TD_OK;
-    }
-    TD_TRY(td__shm_exchange_buffers(hierarchy->comm, &local->operation, &shared, &largest));
-    local->sources = hierarchy->comm->sources;
-    local->targets = hierarchy->comm->targets;
-    local->size = hierarchy->comm->size;
+    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
+    *local = (struct local){comm->sources, comm->targets, comm->size};
     if (!shared) /* cannot be: td__hierarchy_run() copies */
-        return td__shm_fail(hierarchy->comm, TD_ERR_NOMEM, "%s: no shareable memory on some rank",
-                            td__operation_describe(&local->operation));
+        return td__shm_fail(comm, TD_ERR_NOMEM, "%s: no shareable memory on some rank",
+                            td__operation_describe(operation));
     return TD_OK;
 }
 
-static td_status release_local(struct td__hierarchy *hierarchy, struct local *local)
+/* Enclose accesses to the buffers of `struct local`, as td__shm_write_begin() and td__shm_write_end(). */
+static td_status begin_access(const struct td__hierarchy *hierarchy)
 {
-    if (!hierarchy->comm)
-        return TD_OK;
-    td__shm_reach(hierarchy->comm, 2);
-    return td__shm_await_all(hierarchy->comm, &local->operation, 2);
+    return hierarchy->comm ? td__shm_write_begin(hierarchy->comm) : TD_OK;
+}
+
+static void end_access(const struct td__hierarchy *hierarchy)
+{
+    if (hierarchy->comm)
+        td__shm_write_end(hierarchy->comm);
 }
 
 static bool is_shareable(const void *memory)
@@ -218,60 +183,55 @@ static struct slice own_slice(const struct td__hierarchy *hierarchy, size_t coun
     return (struct slice){first, td__part(count, hierarchy->rails, hierarchy->index + 1) - first};
 }
 
-/* The slice of this rail: reduces it inside the host, combines it between hosts, and stores it. */
-static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *local,
+/* Reduces the slice of this rail inside the host, combines it between hosts, and stores it. */
+static td_status reduce_with(struct td__hierarchy *hierarchy, const struct local *local,
+                             const struct td__operation *operation, struct slice slice, void *acc)
+{
+    size_t offset = slice.first * td__operation_element(operation);
+    size_t bytes = slice.count * td__operation_element(operation);
+    bool to_all = operation->call.kind == TD_OP_ALL_REDUCE;
+    int root_host = to_all ? -1 : hierarchy->host_of[operation->call.root];
+    struct td__operation between = between_hosts(operation);
+    between.call.root = root_host;
+    between.call.count = slice.count;
+    between.call.output = acc;
+
+    TD_TRY(begin_access(hierarchy)); /* not after a failure: inputs are no longer borrowed then */
+    struct td__reduction inside = hierarchy->comm ? td__shm_reduction(hierarchy->comm, operation)
+                                                  : operation->reduction;
+    for (int i = 0; i < local->size; i++)
+        local->sources[i] = (const char *)local->sources[i] + offset;
+    td__reduce_accumulate(&inside, acc, local->sources, local->size, slice.count);
+    end_access(hierarchy);
+
+    TD_TRY(td__tcp_comm_combine(hierarchy->rail, &between));
+    if (!to_all && root_host != hierarchy->host)
+        return TD_OK;
+    TD_TRY(begin_access(hierarchy));
+    int first = to_all ? 0 : hierarchy->index_of[operation->call.root];
+    char *result = (char *)local->targets[first] + offset;
+    td__reduce_store(&operation->reduction, result, acc, slice.count, hierarchy->size);
+    for (int i = 1; to_all && i < local->size; i++)
+        memcpy((char *)local->targets[i] + offset, result, bytes);
+    end_access(hierarchy);
+    return TD_OK;
+}
+
+static td_status reduce_slice(struct td__hierarchy *hierarchy, const struct local *local,
                               const struct td__operation *operation)
 {
     struct slice slice = own_slice(hierarchy, operation->call.count);
-    const struct td__reduction *reduction = &operation->reduction;
-    size_t element = td__operation_element(operation);
-    bool to_all = operation->call.kind == TD_OP_ALL_REDUCE;
-    int root_host = to_all ? 0 : hierarchy->host_of[operation->call.root];
-    struct td__operation between = between_hosts(operation);
-    between.call.root = to_all ? -1 : root_host;
+    size_t size = td_dtype_size(td__reduction_accumulator(&operation->reduction));
     if (!slice.count)
         return TD_OK;
-
-    void *acc = malloc(slice.count * td_dtype_size(td__reduction_accumulator(reduction)));
-    const void **sources = malloc(sizeof *sources * (size_t)local->size);
-    td_status status = acc && sources ? TD_OK : td__fail_nomem("group");
-    for (int i = 0; i < local->size && !status; i++)
-        sources[i] = (const char *)local->sources[i] + slice.first * element;
-    if (!status && hierarchy->comm) /* not after a failure: inputs are no longer borrowed then */
-        status = td__shm_write_begin(hierarchy->comm);
-    if (!status) {
-        struct td__reduction inside = hierarchy->comm
-                                          ? td__shm_reduction(hierarchy->comm, operation)
-                                          : *reduction;
-        td__reduce_accumulate(&inside, acc, sources, local->size, slice.count);
-        if (hierarchy->comm)
-            td__shm_write_end(hierarchy->comm);
-        status = td__tcp_comm_combine(hierarchy->rail, &between, acc, slice.count);
-    }
-    bool writes = !status && (to_all || root_host == hierarchy->host);
-    if (writes && hierarchy->comm)
-        status = td__shm_write_begin(hierarchy->comm);
-    if (writes && !status) {
-        char *first = NULL;
-        for (int i = 0; i < local->size; i++) {
-            if (!to_all && i != hierarchy->index_of[operation->call.root])
-                continue;
-            char *target = (char *)local->targets[i] + slice.first * element;
-            if (first)
-                memcpy(target, first, slice.count * element);
-            else
-                td__reduce_store(reduction, target, acc, slice.count, hierarchy->size);
-            first = first ? first : target;
-        }
-        if (hierarchy->comm)
-            td__shm_write_end(hierarchy->comm);
-    }
-    free(sources);
+    void *acc = malloc(slice.count * size);
+    td_status status = acc ? reduce_with(hierarchy, local, operation, slice, acc)
+                           : td__fail_nomem("group");
     free(acc);
     return status;
 }
 
-static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *local,
+static td_status broadcast_slice(struct td__hierarchy *hierarchy, const struct local *local,
                                  const struct td__operation *operation)
 {
     struct slice slice = own_slice(hierarchy, operation->call.count);
@@ -324,18 +284,24 @@ static td_status barrier(struct td__hierarchy *hierarchy, const struct td__opera
 
 static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
-    struct local local = {.operation = *operation};
-    bool rooted = operation->call.kind != TD_OP_ALL_REDUCE;
-    if (rooted)
-        local.operation.call.root = hierarchy->host_of[operation->call.root] == hierarchy->host
-                                        ? hierarchy->index_of[operation->call.root]
-                                        : -1;
-    TD_TRY(exchange_local(hierarchy, &local));
+    const void *source = operation->call.input;
+    void *target = operation->call.output;
+    struct local local = {&source, &target, 1};
+    struct td__operation inside = *operation;
+    if (operation->call.kind != TD_OP_ALL_REDUCE)
+        inside.call.root = hierarchy->host_of[operation->call.root] == hierarchy->host
+                               ? hierarchy->index_of[operation->call.root]
+                               : -1;
+    if (hierarchy->comm)
+        TD_TRY(exchange_local(hierarchy->comm, &inside, &local));
     if (hierarchy->rail && operation->call.kind == TD_OP_BROADCAST)
         TD_TRY(broadcast_slice(hierarchy, &local, operation));
     else if (hierarchy->rail)
         TD_TRY(reduce_slice(hierarchy, &local, operation));
-    return release_local(hierarchy, &local);
+    if (!hierarchy->comm)
+        return TD_OK;
+    td__shm_reach(hierarchy->comm, 2);
+    return td__shm_await_all(hierarchy->comm, &inside, 2);
 }
 
 td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation)

@@ -10,8 +10,8 @@
 #ifndef TD_TCP_HIERARCHY_H
 #define TD_TCP_HIERARCHY_H
 
-#include "call/operation.h"
 #include "shm/shm_comm.h"
+#include "tcp/tcp_comm.h"
 
 struct td__hierarchy;
 
@@ -23,21 +23,8 @@ td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, cons
 
 void td__hierarchy_destroy(struct td__hierarchy *hierarchy);
 
-/** As td__tcp_comm_fail(), on the rail of this rank. */
-void td__hierarchy_fail(struct td__hierarchy *hierarchy, const struct td__operation *operation,
-                        td_status status);
-
-/** Whether a call over the rail of this rank has failed. */
-bool td__hierarchy_is_broken(const struct td__hierarchy *hierarchy);
-
-/** As td__tcp_comm_set_callbacks(), td__tcp_comm_watch_links() and td__tcp_comm_check(), on the rail of this
- *  rank. */
-struct td__comm_callbacks;
-void td__hierarchy_set_callbacks(struct td__hierarchy *hierarchy,
-                                 const struct td__comm_callbacks *callbacks);
-void td__hierarchy_watch_links(struct td__hierarchy *hierarchy);
-td_status td__hierarchy_check(struct td__hierarchy *hierarchy,
-                              const struct td__operation *operation);
+/** The rail of this rank; NULL if it is in none. */
+struct td__tcp_comm *td__hierarchy_rail(const struct td__hierarchy *hierarchy);
 
 /** Whether td__hierarchy_run() implements `kind`: all_reduce, reduce, broadcast and barrier. */
 bool td__hierarchy_has(td_op_kind kind);

@@ -213,16 +213,9 @@ td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__opera
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-static td_status check_usable(const struct td__tcp_comm *comm)
-{
-    if (comm->broken)
-        return td_fail(comm->broken, "%s", comm->reason ? comm->reason : "the group has failed");
-    return TD_OK;
-}
-
 bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm)
 {
-    return comm->broken;
+    return comm && comm->broken;
 }
 
 static td_status end_call(struct td__tcp_comm *comm, const struct td__operation *operation,
@@ -242,28 +235,31 @@ static td_status end_call(struct td__tcp_comm *comm, const struct td__operation 
     return status;
 }
 
-td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation *operation)
+static td_status run_call(struct td__tcp_comm *comm, const struct td__operation *operation,
+                          td_status (*run)(struct td__tcp_comm *, const struct td__operation *))
 {
     struct td__operation timed = *operation;
-    TD_TRY(check_usable(comm));
+    if (comm->broken)
+        return td_fail(comm->broken, "%s", comm->reason ? comm->reason : "the group has failed");
     timed.deadline = td__operation_deadline(operation);
-    return end_call(comm, &timed, td__tcp_layout_run(comm, &timed));
+    return end_call(comm, &timed, run(comm, &timed));
 }
 
-td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
-                               void *data, size_t count)
+td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    struct td__operation timed = *operation;
-    TD_TRY(check_usable(comm));
-    timed.deadline = td__operation_deadline(operation);
-    return end_call(comm, &timed, td__tcp_layout_combine(comm, &timed, data, count));
+    return run_call(comm, operation, td__tcp_layout_run);
+}
+
+td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    return run_call(comm, operation, td__tcp_layout_combine);
 }
 
 void td__tcp_comm_fail(struct td__tcp_comm *comm, const struct td__operation *operation,
                        td_status status)
 {
     struct td__error error;
-    if (comm->broken)
+    if (!comm || comm->broken)
         return;
     td__error_save(&error);
     end_call(comm, operation, status);
@@ -274,7 +270,8 @@ void td__tcp_comm_fail(struct td__tcp_comm *comm, const struct td__operation *op
 void td__tcp_comm_set_callbacks(struct td__tcp_comm *comm,
                                 const struct td__comm_callbacks *callbacks)
 {
-    comm->links.callbacks = *callbacks;
+    if (comm)
+        comm->links.callbacks = *callbacks;
 }
 
 void td__tcp_comm_wake(struct td__tcp_comm *comm)
@@ -284,12 +281,12 @@ void td__tcp_comm_wake(struct td__tcp_comm *comm)
 
 void td__tcp_comm_watch_links(struct td__tcp_comm *comm)
 {
-    int fd = td__links_watch(&comm->links);
+    int fd = comm ? td__links_watch(&comm->links) : -1;
     if (fd >= 0)
         td__endpoint_wake_on(comm->endpoint, fd);
 }
 
 td_status td__tcp_comm_check(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    return comm->broken ? TD_OK : td__links_check_failures(&comm->links, operation);
+    return !comm || comm->broken ? TD_OK : td__links_check_failures(&comm->links, operation);
 }

@@ -26,13 +26,13 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm);
 td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 /**
- * Combines accumulators, for a hierarchical reduction: `data` are `count` of them
- * (td__reduction_accumulator()). Combines those of all members along the tree, in place: on every member
- * (all_reduce), or on the root (reduce; on the others `data` are undefined afterwards). The caller loads, stores
- * and divides.
+ * For a hierarchical reduction: the output of `operation` has accumulators (td__reduction_accumulator()). Combines
+ * those of all members along the tree, in place: on every member (all_reduce), or on the root (reduce; on the
+ * others they are undefined afterwards). The caller loads, stores and divides.
  */
-td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
-                               void *data, size_t count);
+td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation);
+
+/* The following functions do nothing if `comm` is NULL. */
 
 /** Whether a call has failed, so that all later ones do. */
 bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm);

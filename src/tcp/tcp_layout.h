@@ -53,7 +53,6 @@ td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__opera
 td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 /** td__tcp_comm_combine() without its checks. */
-td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
-                                 void *data, size_t count);
+td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 #endif
