@@ -8,14 +8,13 @@
 /* ---- The memory of blocks -------------------------------------------------------------------- */
 
 /* One of three layouts: a vector of `count` elements, cut into `pieces` of about the same size; parts of
- * `count` elements each, `stride` bytes apart (`pieces` is 0); or parts of any sizes (`starts`, `ends`). A range
- * of several blocks must be contiguous. */
+ * `count` elements each (`pieces` is 0); or parts of any sizes (`starts`, `ends`). A range of several blocks must
+ * be contiguous. */
 struct td__blocks {
     char *base;
     size_t element; /* bytes */
     size_t count;
     int32_t pieces;
-    size_t stride;
     const size_t *starts, *ends; /* of each part, in elements */
 };
 
@@ -25,7 +24,7 @@ static inline size_t td__block_start(const struct td__blocks *blocks, int32_t bl
     if (blocks->starts)
         return blocks->starts[i] * blocks->element;
     if (!blocks->pieces)
-        return i * blocks->stride;
+        return i * blocks->count * blocks->element;
     size_t pieces = (size_t)blocks->pieces;
     return (blocks->count / pieces * i + blocks->count % pieces * i / pieces) * blocks->element;
 }
@@ -36,9 +35,7 @@ static inline size_t td__block_bytes(const struct td__blocks *blocks, int32_t bl
     if (blocks->starts)
         return count ? (blocks->ends[block + count - 1] - blocks->starts[block]) * blocks->element
                      : 0;
-    if (blocks->pieces)
-        return td__block_start(blocks, block + count) - td__block_start(blocks, block);
-    return (size_t)count * blocks->count * blocks->element;
+    return td__block_start(blocks, block + count) - td__block_start(blocks, block);
 }
 
 /** `base` + `bytes`; `base` may be NULL if `bytes` is 0. */

@@ -161,9 +161,9 @@ static struct td__cached_schedule *find_schedule(struct td__tcp_comm *comm, td_o
 
 /* Returns a name of td__algorithms itself, so that find_schedule() can compare addresses. */
 static const char *choose_algorithm(const struct td__tcp_comm *comm,
-                                    const struct td__operation *operation, td_op_kind kind,
-                                    size_t bytes)
+                                    const struct td__operation *operation, size_t bytes)
 {
+    td_op_kind kind = operation->call.kind;
     const char *forced = comm->forced[kind];
     const size_t *counts = operation->call.input_counts;
     if (forced && !(counts && kind == TD_OP_ALL_TO_ALL && !strcmp(forced, "bruck")))
@@ -176,11 +176,12 @@ static const char *choose_algorithm(const struct td__tcp_comm *comm,
 }
 
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
-                             td_op_kind kind, size_t count, size_t bytes, struct td__run *run)
+                             size_t bytes, struct td__run *run)
 {
+    td_op_kind kind = operation->call.kind;
     bool rooted = kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
                   kind == TD_OP_GATHER;
-    const char *algorithm = choose_algorithm(comm, operation, kind, bytes);
+    const char *algorithm = choose_algorithm(comm, operation, bytes);
     struct td__cached_schedule *cached = find_schedule(comm, kind, algorithm,
                                                        rooted ? operation->call.root : 0);
     if (!cached)
@@ -190,7 +191,8 @@ td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operati
         .compiled = cached->compiled,
         .call = {.links = &comm->links,
                  .operation = operation,
-                 .header = td__header_of(operation, count, cached->number, comm->turn)},
+                 .header = td__header_of(operation, operation->call.count, cached->number,
+                                         comm->turn)},
     };
     return TD_OK;
 }

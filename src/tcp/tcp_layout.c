@@ -48,21 +48,25 @@ static struct td__blocks vector_of(const struct task *task, const void *base, si
                                .pieces = task->run.compiled->schedule.blocks};
 }
 
-/* Parts of `count` elements; each begins `stride` elements after the previous one. */
-static struct td__blocks parts_of(const struct task *task, const void *base, size_t count,
-                                  size_t stride)
+/* Parts of `count` elements. */
+static struct td__blocks parts_of(const struct task *task, const void *base, size_t count)
 {
-    return (struct td__blocks){.base = (char *)base,
-                               .element = task->element,
-                               .count = count,
-                               .stride = stride * task->element};
+    return (struct td__blocks){.base = (char *)base, .element = task->element, .count = count};
+}
+
+/* Parts of any sizes, in a buffer with the whole vector. */
+static struct td__blocks bounded_parts(const struct task *task, const void *base,
+                                       const size_t *starts, const size_t *ends)
+{
+    return (struct td__blocks){
+        .base = (char *)base, .element = task->element, .starts = starts, .ends = ends};
 }
 
 /* Parts of which the schedule uses only this rank's, which is at `own`. */
 static struct td__blocks own_part(const struct task *task, const void *own, size_t count)
 {
     uintptr_t before = (uintptr_t)task->comm->index * count * task->element;
-    return parts_of(task, (const void *)((uintptr_t)own - before), count, count);
+    return parts_of(task, (const void *)((uintptr_t)own - before), count);
 }
 
 static size_t scratch_bytes(const struct task *task, size_t block)
@@ -81,12 +85,12 @@ static void copy(void *to, const void *from, size_t bytes)
         memcpy(to, from, bytes);
 }
 
+/* `count` is that of the whole vector, in elements of `element` bytes. */
 static td_status begin(struct task *task, struct td__tcp_comm *comm,
-                       const struct td__operation *operation, td_op_kind kind, size_t element,
-                       size_t count, size_t parts)
+                       const struct td__operation *operation, size_t element, size_t count)
 {
     *task = (struct task){.comm = comm, .operation = operation, .element = element};
-    return td__tcp_comm_begin(comm, operation, kind, count, count * parts * element, &task->run);
+    return td__tcp_comm_begin(comm, operation, count * element, &task->run);
 }
 
 static td_status take_scratch(struct task *task, size_t bytes)
@@ -108,7 +112,7 @@ static td_status run_vector(struct task *task, void *data, size_t count, char *s
 {
     size_t piece = largest_piece(task, count);
     task->run.buffers[TD__DATA] = vector_of(task, data, count);
-    task->run.buffers[TD__SCRATCH] = parts_of(task, scratch, piece, piece);
+    task->run.buffers[TD__SCRATCH] = parts_of(task, scratch, piece);
     return execute(task);
 }
 
@@ -116,8 +120,7 @@ static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__opera
 {
     struct task task;
     size_t count = operation->call.count;
-    TD_TRY(
-        begin(&task, comm, operation, TD_OP_BROADCAST, td__operation_element(operation), count, 1));
+    TD_TRY(begin(&task, comm, operation, td__operation_element(operation), count));
     size_t chunk = min_size(count, BROADCAST_BYTES / task.element), at = 0;
     TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
     do {
@@ -127,13 +130,6 @@ static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__opera
         at += part;
     } while (at < count);
     return TD_OK;
-}
-
-static td_status run_barrier(struct td__tcp_comm *comm, const struct td__operation *operation)
-{
-    struct task task;
-    TD_TRY(begin(&task, comm, operation, TD_OP_BARRIER, 1, 0, 0));
-    return execute(&task);
 }
 
 /* Whether elements need no conversion to be accumulators. */
@@ -152,8 +148,7 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     bool gets = all || comm->index == operation->call.root;
     size_t count = operation->call.count, size = td__operation_element(operation);
     struct task task;
-    TD_TRY(
-        begin(&task, comm, operation, operation->call.kind, td_dtype_size(accumulator), count, 1));
+    TD_TRY(begin(&task, comm, operation, td_dtype_size(accumulator), count));
 
     size_t chunk = all && same ? count : min_size(count, CHUNK_BYTES / task.element);
     bool borrows = !gets && is_plain(reduction) && !task.run.compiled->writes_data;
@@ -175,15 +170,14 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     return TD_OK;
 }
 
-td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
-                                 void *data, size_t count)
+td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    td_op_kind kind = operation->call.kind == TD_OP_REDUCE ? TD_OP_REDUCE : TD_OP_ALL_REDUCE;
-    size_t element = td_dtype_size(td__reduction_accumulator(&operation->reduction));
+    size_t count = operation->call.count;
     struct task task;
-    TD_TRY(begin(&task, comm, operation, kind, element, count, 1));
+    TD_TRY(begin(&task, comm, operation,
+                 td_dtype_size(td__reduction_accumulator(&operation->reduction)), count));
     TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, count))));
-    return run_vector(&task, data, count, task.scratch);
+    return run_vector(&task, operation->call.output, count, task.scratch);
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -191,7 +185,7 @@ td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__ope
 /* all_gather and reduce_scatter work on the parts of all ranks, which may have any sizes. Each part is cut into
  * `pieces`; the schedule runs once for each piece, on that piece of all parts. */
 struct parts {
-    struct task *task;
+    struct task task;
     size_t pieces;
     size_t *starts, *ends; /* of the current piece of each part, in elements of the whole vector */
     size_t *scratch;       /* starts of the blocks of SCRATCH, and the end of the last one */
@@ -199,14 +193,21 @@ struct parts {
 
 enum { LINE = 16 }; /* pieces begin at multiples of so many elements */
 
-static struct parts cut_parts(struct task *task, size_t pieces)
+static td_status begin_parts(struct parts *parts, struct td__tcp_comm *comm,
+                             const struct td__operation *operation, size_t element)
 {
-    size_t *bounds = task->comm->bounds, n = (size_t)task->comm->size;
-    return (struct parts){.task = task,
-                          .pieces = pieces ? pieces : 1,
-                          .starts = bounds,
-                          .ends = bounds + n,
-                          .scratch = bounds + 2 * n};
+    size_t n = (size_t)comm->size;
+    parts->starts = comm->bounds;
+    parts->ends = comm->bounds + n;
+    parts->scratch = comm->bounds + 2 * n;
+    return begin(&parts->task, comm, operation, element,
+                 td__operation_part_start(operation, comm->size));
+}
+
+/* Cuts parts of `bytes` bytes into pieces of about `piece` bytes. */
+static void cut_parts(struct parts *parts, size_t bytes, size_t piece)
+{
+    parts->pieces = bytes ? (bytes + piece - 1) / piece : 1;
 }
 
 /* The offset of piece `piece` in a part of `count` elements. */
@@ -219,23 +220,23 @@ static size_t piece_start(const struct parts *parts, size_t count, size_t piece)
 /* An upper bound of the elements of a piece of part `part`. */
 static size_t piece_most(const struct parts *parts, int part)
 {
-    size_t count = td__operation_part(parts->task->operation, part);
+    size_t count = td__operation_part(parts->task.operation, part);
     return min_size(count, count / parts->pieces + 1 + LINE);
 }
 
 static size_t scratch_most(const struct parts *parts)
 {
-    const struct td__schedule *schedule = &parts->task->run.compiled->schedule;
+    const struct td__schedule *schedule = &parts->task.run.compiled->schedule;
     size_t sum = 0;
     for (int32_t i = 0; i < schedule->scratch_blocks; i++)
         sum += piece_most(parts, schedule->scratch_like[i]);
-    return sum * parts->task->element;
+    return sum * parts->task.element;
 }
 
 /* Makes piece `piece` the current one. SCRATCH is at `scratch`. */
-static void select_piece(const struct parts *parts, size_t piece, char *scratch)
+static void select_piece(struct parts *parts, size_t piece, char *scratch)
 {
-    struct task *task = parts->task;
+    struct task *task = &parts->task;
     const struct td__schedule *schedule = &task->run.compiled->schedule;
     size_t part_start = 0;
     for (int i = 0; i < task->comm->size; i++) {
@@ -249,99 +250,65 @@ static void select_piece(const struct parts *parts, size_t piece, char *scratch)
         int32_t like = schedule->scratch_like[i];
         parts->scratch[i + 1] = parts->scratch[i] + parts->ends[like] - parts->starts[like];
     }
-    task->run.buffers[TD__SCRATCH] = (struct td__blocks){.base = scratch,
-                                                         .element = task->element,
-                                                         .starts = parts->scratch,
-                                                         .ends = parts->scratch + 1};
-}
-
-/* The current piece of all parts, in a buffer with the whole vector. */
-static struct td__blocks blocks_of(const struct parts *parts, const void *whole)
-{
-    return (struct td__blocks){.base = (char *)whole,
-                               .element = parts->task->element,
-                               .starts = parts->starts,
-                               .ends = parts->ends};
-}
-
-static td_status begin_parts(struct task *task, struct td__tcp_comm *comm,
-                             const struct td__operation *operation, size_t element)
-{
-    size_t whole = td__operation_part_start(operation, comm->size);
-    *task = (struct task){.comm = comm, .operation = operation, .element = element};
-    return td__tcp_comm_begin(comm, operation, operation->call.kind, operation->call.count,
-                              whole * element, &task->run);
+    task->run.buffers[TD__SCRATCH] = bounded_parts(task, scratch, parts->scratch,
+                                                   parts->scratch + 1);
 }
 
 static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    struct task task;
+    struct parts parts;
+    struct task *task = &parts.task;
     const size_t *counts = operation->call.input_counts;
     size_t element = td__operation_element(operation);
     size_t largest = counts ? td__largest_count(counts, comm->size) : operation->call.count;
-    TD_TRY(begin_parts(&task, comm, operation, element));
-    bool in_pieces = task.run.compiled->one_by_one;
-    struct parts parts = cut_parts(
-        &task, in_pieces ? (largest * element + GATHER_BYTES - 1) / GATHER_BYTES : 1);
-    TD_TRY(take_scratch(&task, scratch_most(&parts)));
+    TD_TRY(begin_parts(&parts, comm, operation, element));
+    cut_parts(&parts, task->run.compiled->one_by_one ? largest * element : 0, GATHER_BYTES);
+    TD_TRY(take_scratch(task, scratch_most(&parts)));
+    struct td__blocks *data = &task->run.buffers[TD__DATA];
     const char *input = operation->call.input;
     for (size_t piece = 0; piece < parts.pieces; piece++) {
-        select_piece(&parts, piece, task.scratch);
-        task.run.buffers[TD__DATA] = blocks_of(&parts, operation->call.output);
-        size_t bytes = td__block_bytes(&task.run.buffers[TD__DATA], comm->index, 1);
-        copy(td__block_at(&task.run.buffers[TD__DATA], comm->index), input, bytes);
+        select_piece(&parts, piece, task->scratch);
+        *data = bounded_parts(task, operation->call.output, parts.starts, parts.ends);
+        size_t bytes = td__block_bytes(data, comm->index, 1);
+        copy(td__block_at(data, comm->index), input, bytes);
         input = td__add_offset(input, bytes);
-        TD_TRY(execute(&task));
+        TD_TRY(execute(task));
     }
     return TD_OK;
 }
 
-/* An inner rank of the tree gathers the parts of its subtree in scratch memory. */
-static td_status run_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
+/* gather and scatter. An inner rank of the tree has the parts of its subtree in scratch memory. */
+static td_status run_rooted(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t count = operation->call.count, element = td__operation_element(operation);
-    size_t part = count * element, own = (size_t)comm->index * part;
-    TD_TRY(begin(&task, comm, operation, TD_OP_GATHER, element, count, (size_t)comm->size));
-    if (comm->index != operation->call.root && !task.run.compiled->writes_data) {
-        task.run.buffers[TD__DATA] = own_part(&task, operation->call.input, count);
-        return execute(&task);
-    }
-    char *data = operation->call.output;
+    size_t count = operation->call.count, part = count * td__operation_element(operation);
+    bool gathers = operation->call.kind == TD_OP_GATHER;
+    TD_TRY(begin(&task, comm, operation, td__operation_element(operation),
+                 count * (size_t)comm->size));
+    const void *data = gathers ? operation->call.output : operation->call.input;
     if (comm->index != operation->call.root) {
+        if (!(gathers ? task.run.compiled->writes_data : task.run.compiled->sends)) {
+            task.run.buffers[TD__DATA] = own_part(
+                &task, gathers ? operation->call.input : operation->call.output, count);
+            return execute(&task);
+        }
         TD_TRY(take_scratch(&task, (size_t)comm->size * part));
         data = task.scratch;
     }
-    copy(td__add_offset(data, own), operation->call.input, part);
-    task.run.buffers[TD__DATA] = parts_of(&task, data, count, count);
-    return execute(&task);
-}
-
-static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operation *operation)
-{
-    struct task task;
-    size_t count = operation->call.count, element = td__operation_element(operation);
-    size_t part = count * element, own = (size_t)comm->index * part;
-    TD_TRY(begin(&task, comm, operation, TD_OP_SCATTER, element, count, (size_t)comm->size));
-    if (comm->index != operation->call.root && !task.run.compiled->sends) {
-        task.run.buffers[TD__DATA] = own_part(&task, operation->call.output, count);
-        return execute(&task);
-    }
-    const char *data = operation->call.input;
-    if (comm->index != operation->call.root) {
-        TD_TRY(take_scratch(&task, (size_t)comm->size * part));
-        data = task.scratch;
-    }
-    task.run.buffers[TD__DATA] = parts_of(&task, data, count, count);
+    char *own = td__add_offset(data, (size_t)comm->index * part);
+    if (gathers)
+        copy(own, operation->call.input, part);
+    task.run.buffers[TD__DATA] = parts_of(&task, data, count);
     TD_TRY(execute(&task));
-    copy(operation->call.output, td__add_offset(data, own), part);
+    if (!gathers)
+        copy(operation->call.output, own, part);
     return TD_OK;
 }
 
 /* Converts the current piece of all parts to accumulators at `to`, without gaps, and makes that INPUT. */
-static void load_parts(const struct parts *parts, char *to)
+static void load_parts(struct parts *parts, char *to)
 {
-    struct task *task = parts->task;
+    struct task *task = &parts->task;
     const struct td__operation *operation = task->operation;
     size_t size = td__operation_element(operation), loaded = 0;
     for (int i = 0; i < task->comm->size; i++) {
@@ -351,7 +318,6 @@ static void load_parts(const struct parts *parts, char *to)
         parts->starts[i] = loaded;
         parts->ends[i] = loaded += count;
     }
-    task->run.buffers[TD__INPUT] = blocks_of(parts, to);
 }
 
 static td_status run_reduce_scatter(struct td__tcp_comm *comm,
@@ -360,30 +326,30 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
     const struct td__reduction *reduction = &operation->reduction;
     td_dtype accumulator = td__reduction_accumulator(reduction);
     bool same = accumulator == reduction->dtype, plain = is_plain(reduction);
-    size_t n = (size_t)comm->size, whole = td__operation_part_start(operation, comm->size),
-           most = 0;
-    struct task task;
-    TD_TRY(begin_parts(&task, comm, operation, td_dtype_size(accumulator)));
+    size_t n = (size_t)comm->size, most = 0;
+    struct parts parts;
+    struct task *task = &parts.task;
+    TD_TRY(begin_parts(&parts, comm, operation, td_dtype_size(accumulator)));
 
-    size_t bytes = n * CHUNK_LEAST_BYTES > CHUNK_BYTES ? n * CHUNK_LEAST_BYTES : CHUNK_BYTES;
-    struct parts parts = cut_parts(&task, (whole * task.element + bytes - 1) / bytes);
+    cut_parts(&parts, td__operation_part_start(operation, comm->size) * task->element,
+              n * CHUNK_LEAST_BYTES > CHUNK_BYTES ? n * CHUNK_LEAST_BYTES : CHUNK_BYTES);
     for (int i = 0; i < comm->size; i++)
         most += piece_most(&parts, i);
-    size_t input_bytes = plain ? 0 : aligned(most * task.element);
-    size_t data_bytes = same ? 0 : aligned(piece_most(&parts, comm->index) * task.element);
-    TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_most(&parts)));
-    char *data_scratch = td__add_offset(task.scratch, input_bytes),
-         *output = operation->call.output;
+    size_t input_bytes = plain ? 0 : aligned(most * task->element);
+    size_t data_bytes = same ? 0 : aligned(piece_most(&parts, comm->index) * task->element);
+    TD_TRY(take_scratch(task, input_bytes + data_bytes + scratch_most(&parts)));
+    char *data_scratch = td__add_offset(task->scratch, input_bytes);
+    char *output = operation->call.output;
     for (size_t piece = 0; piece < parts.pieces; piece++) {
         select_piece(&parts, piece, td__add_offset(data_scratch, data_bytes));
         size_t own = parts.ends[comm->index] - parts.starts[comm->index];
         char *data = same ? output : data_scratch;
-        if (plain)
-            task.run.buffers[TD__INPUT] = blocks_of(&parts, operation->call.input);
-        else
-            load_parts(&parts, task.scratch);
-        task.run.buffers[TD__DATA] = parts_of(&task, data, own, own);
-        TD_TRY(execute(&task));
+        if (!plain)
+            load_parts(&parts, task->scratch);
+        task->run.buffers[TD__INPUT] = bounded_parts(
+            task, plain ? operation->call.input : task->scratch, parts.starts, parts.ends);
+        task->run.buffers[TD__DATA] = parts_of(task, data, own);
+        TD_TRY(execute(task));
         td__reduce_store(reduction, output, data, own, comm->size);
         output = td__add_offset(output, own * td__operation_element(operation));
     }
@@ -392,48 +358,42 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
 
 /* ---- All to all ------------------------------------------------------------------------------ */
 
-/* Sets starts[0] … starts[parts]: the offset of each part, and the end of the last one. */
-static void sum_counts(const size_t *counts, int parts, size_t *starts)
+/* The parts of `counts`, or if that is NULL, of the count of the call. `starts` has space for one more than there
+ * are parts. */
+static struct td__blocks counted_parts(const struct task *task, const void *base,
+                                       const size_t *counts, size_t *starts)
 {
     starts[0] = 0;
-    for (int i = 0; i < parts; i++)
-        starts[i + 1] = starts[i] + counts[i];
+    for (int i = 0; i < task->comm->size; i++)
+        starts[i + 1] = starts[i] + (counts ? counts[i] : task->operation->call.count);
+    return bounded_parts(task, base, starts, starts + 1);
 }
 
 static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t parts = (size_t)comm->size, count = operation->call.count;
+    size_t n = (size_t)comm->size, count = operation->call.count;
     bool uneven = operation->call.input_counts;
-    TD_TRY(begin(&task, comm, operation, TD_OP_ALL_TO_ALL, td__operation_element(operation), count,
-                 uneven ? 0 : parts * parts));
-    struct td__blocks input = parts_of(&task, operation->call.input, count, count);
-    struct td__blocks output = parts_of(&task, operation->call.output, count, count);
-    if (uneven) {
-        input.starts = comm->bounds;
-        output.starts = comm->bounds + parts + 1;
-        input.ends = input.starts + 1;
-        output.ends = output.starts + 1;
-        sum_counts(operation->call.input_counts, comm->size, comm->bounds);
-        sum_counts(operation->call.output_counts, comm->size, comm->bounds + parts + 1);
-    }
     /* In place: sends from a copy, since received blocks overwrite blocks that are not sent yet. */
     bool in_place = operation->call.input == operation->call.output && !uneven;
-    size_t kept = in_place ? aligned(parts * count * task.element) : 0;
+    TD_TRY(begin(&task, comm, operation, td__operation_element(operation),
+                 uneven ? 0 : n * n * count));
+    size_t bytes = n * count * task.element, kept = in_place ? aligned(bytes) : 0;
     TD_TRY(take_scratch(&task, kept + (uneven ? 0 : scratch_bytes(&task, count))));
-    if (in_place) {
-        copy(task.scratch, operation->call.input, parts * count * task.element);
-        input.base = task.scratch;
-    }
-    task.run.buffers[TD__INPUT] = input;
-    task.run.buffers[TD__DATA] = output;
-    task.run.buffers[TD__SCRATCH] = parts_of(&task, td__add_offset(task.scratch, kept), count,
-                                             count);
+    if (in_place)
+        copy(task.scratch, operation->call.input, bytes);
+    task.run.buffers[TD__INPUT] = counted_parts(&task,
+                                                in_place ? task.scratch : operation->call.input,
+                                                operation->call.input_counts, comm->bounds);
+    task.run.buffers[TD__DATA] = counted_parts(&task, operation->call.output,
+                                               operation->call.output_counts, comm->bounds + n + 1);
+    task.run.buffers[TD__SCRATCH] = parts_of(&task, td__add_offset(task.scratch, kept), count);
     return execute(&task);
 }
 
 td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
+    struct task task;
     switch (operation->call.kind) {
     case TD_OP_BROADCAST:
         return run_broadcast(comm, operation);
@@ -441,16 +401,16 @@ td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operati
     case TD_OP_ALL_REDUCE:
         return run_reduction(comm, operation);
     case TD_OP_SCATTER:
-        return run_scatter(comm, operation);
     case TD_OP_GATHER:
-        return run_gather(comm, operation);
+        return run_rooted(comm, operation);
     case TD_OP_ALL_GATHER:
         return run_all_gather(comm, operation);
     case TD_OP_REDUCE_SCATTER:
         return run_reduce_scatter(comm, operation);
     case TD_OP_ALL_TO_ALL:
         return run_all_to_all(comm, operation);
-    default:
-        return run_barrier(comm, operation);
+    default: /* a barrier */
+        TD_TRY(begin(&task, comm, operation, 1, 0));
+        return execute(&task);
     }
 }

@@ -40,10 +40,10 @@ struct td__tcp_comm {
 td_status td__tcp_comm_create_over(const struct td__link_source *source, void *arg, int size,
                                    int index, const char *algorithm, struct td__tcp_comm **comm);
 
-/** Begins a turn: selects the algorithm of `kind` for a vector of `bytes` bytes, and sets the compiled schedule and
- *  the header of `run`. `count` is that of the call. */
+/** Begins a turn: selects the algorithm for a vector of `bytes` bytes, and sets the compiled schedule and the call
+ *  of `run`. */
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
-                             td_op_kind kind, size_t count, size_t bytes, struct td__run *run);
+                             size_t bytes, struct td__run *run);
 
 /** Scratch memory of the comm: at least `size` bytes, aligned to 64, valid until the next call of this. */
 td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__operation *operation,

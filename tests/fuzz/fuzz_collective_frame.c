@@ -93,8 +93,7 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
     if (how & 1) {
         struct td__run run;
         size_t elements = operation.call.count;
-        check(!td__tcp_comm_begin(comm, &operation, operation.call.kind, operation.call.count,
-                                  elements * sizeof(float), &run));
+        check(!td__tcp_comm_begin(comm, &operation, elements * sizeof(float), &run));
         run.call.header.turn = comm->turn + 1;
         run.call.header.payload = elements * sizeof(float);
         td__header_write(&run.call.header, right);
