@@ -434,32 +434,75 @@ size_t td__part(size_t count, int parts, int index)
     return unit * (each * (size_t)index + ((size_t)index < more ? (size_t)index : more));
 }
 
-/* ---- Running --------------------------------------------------------------------------------- */
-
-/* The counts of an all_to_all differ between ranks, so no rank knows whether it is small on all: SIZE_MAX. */
-static size_t uneven_slot_bytes(const struct td__shm_comm *comm,
-                                const struct td__operation *operation)
+size_t td__shm_largest_part(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    size_t element = td__operation_element(operation);
-    switch (operation->call.kind) {
-    case TD_OP_ALL_GATHER:
-        return td__largest_count(operation->call.input_counts, comm->size) * element;
-    case TD_OP_REDUCE_SCATTER:
-        return operation->call.count * element;
-    default:
-        return SIZE_MAX;
+    size_t largest = 0;
+    if (!operation->call.input_counts)
+        return operation->call.count;
+    if (!td__shm_exchanges_counts(operation))
+        return td__largest_count(operation->call.input_counts, comm->size);
+    for (int i = 0; i < comm->size; i++) {
+        size_t one = td__largest_count(td__shm_counts(comm, i), comm->size);
+        largest = one > largest ? one : largest;
     }
+    return largest;
 }
 
-/* The bytes that a rank writes to its slot in a small call; the largest of all ranks. */
-static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
+struct td__shm_span td__shm_span(const struct td__shm_comm *comm,
+                                 const struct td__operation *operation, int from, int to)
 {
-    size_t one = operation->call.count * td__operation_element(operation), all;
-    if (operation->call.input_counts)
-        return uneven_slot_bytes(comm, operation);
+    size_t element = td__operation_element(operation), count = operation->call.count;
+    size_t input = 0, output = 0;
+    int root = operation->call.root;
     switch (operation->call.kind) {
     case TD_OP_SCATTER:
+        input = count * (size_t)to;
+        __attribute__((fallthrough));
+    case TD_OP_BROADCAST:
+        count = from == root ? count : 0;
+        break;
+    case TD_OP_GATHER:
+        output = count * (size_t)from;
+        count = to == root ? count : 0;
+        break;
+    case TD_OP_ALL_GATHER:
+        output = td__operation_part_start(operation, from);
+        count = td__operation_part(operation, from);
+        break;
     case TD_OP_REDUCE_SCATTER:
+        input = td__operation_part_start(operation, to);
+        count = td__operation_part(operation, to);
+        break;
+    default: /* all_to_all */
+        input = count * (size_t)to;
+        output = count * (size_t)from;
+        if (operation->call.input_counts) {
+            input = td__sum_counts(td__shm_counts(comm, from), to);
+            output = td__sum_counts(td__shm_counts(comm, to) + comm->size, from);
+            count = td__shm_counts(comm, from)[to];
+        }
+        break;
+    }
+    return (struct td__shm_span){count * element, input * element, output * element};
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* The bytes that a rank writes to its slot in a small call; the largest of all ranks. No rank knows them if counts
+ * are exchanged: SIZE_MAX. */
+static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    size_t element = td__operation_element(operation), one = operation->call.count * element, all;
+    if (td__shm_exchanges_counts(operation))
+        return SIZE_MAX;
+    switch (operation->call.kind) {
+    case TD_OP_ALL_GATHER:
+        return td__shm_largest_part(comm, operation) * element;
+    case TD_OP_REDUCE_SCATTER:
+        if (operation->call.input_counts)
+            return one;
+        __attribute__((fallthrough));
+    case TD_OP_SCATTER:
     case TD_OP_ALL_TO_ALL:
         return __builtin_mul_overflow(one, (size_t)comm->size, &all) ? SIZE_MAX : all;
     default:

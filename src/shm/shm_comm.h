@@ -63,7 +63,6 @@ struct td__shm_cell {
  * in the rank's arena, plus one; 0: the buffer is not in the arena. */
 struct td__shm_args {
     uint64_t input, output;
-    uint64_t largest;                       /* the largest of uneven parts, in elements */
     double factor;                          /* premul_sum */
     uint64_t input_address, output_address; /* in the rank's own process */
     uint64_t can_copy;                      /* td__shm_can_copy() */
@@ -290,9 +289,9 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
                         size_t slot_bytes);
 
 /** Publishes this rank's buffers and finds those of the others: comm->sources and comm->targets. *shared is
- *  false if one of them is not in shareable memory; *largest as for td__shm_staged(). */
+ *  false if one of them is not in shareable memory. */
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
-                                   bool *shared, size_t *largest);
+                                   bool *shared);
 
 /** Large calls: directly between the buffers if all can be mapped, else td__shm_kernel_copy() or
  *  td__shm_staged(). */
@@ -312,16 +311,37 @@ td_status td__shm_kernel_copy(struct td__shm_comm *comm, const struct td__operat
  *  process_vm_readv(). */
 td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation);
 
-/** Copies everything through the stages, piece by piece. All members have reached phase 1. `largest` is the
- *  count of the largest of uneven parts; `can_copy`: td__shm_can_copy() is true on all members. */
+/** Copies everything through the stages, piece by piece. All members have reached phase 1. `can_copy`:
+ *  td__shm_can_copy() is true on all members. */
 td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *operation,
-                         size_t largest, bool can_copy);
+                         bool can_copy);
 
-/** The counts of an uneven all_to_all of `index`, in its slot: input counts, then output counts. */
-static inline uint64_t *td__shm_counts(const struct td__shm_comm *comm, int index)
+/** Whether the call is an all_to_all with uneven parts: its counts differ between ranks. */
+static inline bool td__shm_exchanges_counts(const struct td__operation *operation)
 {
-    return (uint64_t *)(void *)td__shm_slot(comm, index)->data;
+    return operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
 }
+
+/** The counts of such a call of `index`, in its slot: input counts, then output counts. */
+static inline size_t *td__shm_counts(const struct td__shm_comm *comm, int index)
+{
+    return (size_t *)(void *)td__shm_slot(comm, index)->data;
+}
+
+/** The elements of the largest part that a rank has for another one. */
+size_t td__shm_largest_part(const struct td__shm_comm *comm, const struct td__operation *operation);
+
+/** The elements of the input and the output of `index`. */
+void td__shm_extents(const struct td__shm_comm *comm, const struct td__operation *operation,
+                     int index, size_t *input, size_t *output);
+
+/** What rank `from` has for rank `to`, in bytes: the size, and the offsets in the input of `from` and in the output of
+ *  `to`. Not for all_reduce and reduce. */
+struct td__shm_span {
+    size_t size, input, output;
+};
+struct td__shm_span td__shm_span(const struct td__shm_comm *comm,
+                                 const struct td__operation *operation, int from, int to);
 
 /** The first element of part `index` if `count` elements are divided into `parts`; `index` may be `parts`.
  *  Parts begin at cache lines if there are enough elements. */

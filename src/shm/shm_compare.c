@@ -26,8 +26,7 @@ static uint64_t details_of(const struct td__operation *operation)
 static uint64_t fingerprint_of(const struct td__operation *operation)
 {
     const struct td__reduction *reduction = &operation->reduction;
-    bool uneven = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
-    uint64_t kind = uneven ? UNEVEN : operation->call.kind;
+    uint64_t kind = td__shm_exchanges_counts(operation) ? UNEVEN : operation->call.kind;
     uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
     uint64_t root = operation->called_root < 0 ? NO_ROOT
                                                : (uint64_t)operation->called_root % NO_ROOT;

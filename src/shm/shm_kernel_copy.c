@@ -67,8 +67,7 @@ bool td__shm_can_copy(struct td__shm_comm *comm)
 struct transfer {
     struct td__shm_comm *comm;
     const struct td__operation *operation;
-    size_t bytes; /* of one part */
-    int written;  /* see choose_written() */
+    int written; /* see choose_written() */
 };
 
 static const struct td__shm_args *args_of(const struct transfer *transfer, int index)
@@ -106,49 +105,17 @@ static td_status read_from(const struct transfer *transfer, int index, void *her
     return TD_OK;
 }
 
-static td_status write_to(const struct transfer *transfer, int index, const void *here,
-                          uint64_t there, size_t size)
+static struct td__shm_span span_of(const struct transfer *transfer, int from, int to)
 {
-    if (index != transfer->comm->index)
-        return copy(transfer, index, (void *)here, there, size, false);
-    return read_from(transfer, index, (void *)(uintptr_t)there, (uintptr_t)here, size);
+    return td__shm_span(transfer->comm, transfer->operation, from, to);
 }
 
-/* ---- all_gather and all_to_all --------------------------------------------------------------- */
-
-/* The bytes that rank `from` has for rank `to`. */
-static size_t part_bytes(const struct transfer *transfer, int from, int to)
+/* Whether the part that `index` has for itself is where it belongs. */
+static bool is_in_place(const struct transfer *transfer, int index)
 {
-    const td_call *call = &transfer->operation->call;
-    size_t element = td__operation_element(transfer->operation);
-    if (!call->input_counts)
-        return transfer->bytes;
-    return call->kind == TD_OP_ALL_TO_ALL ? td__shm_counts(transfer->comm, from)[to] * element
-                                          : call->input_counts[from] * element;
-}
-
-/* The offset of that part in the input of `from`, and in the output of `to`. */
-static size_t input_offset(const struct transfer *transfer, int from, int to)
-{
-    size_t offset = 0;
-    for (int i = 0; transfer->operation->call.kind == TD_OP_ALL_TO_ALL && i < to; i++)
-        offset += part_bytes(transfer, from, i);
-    return offset;
-}
-
-static size_t output_offset(const struct transfer *transfer, int from, int to)
-{
-    size_t offset = 0;
-    for (int i = 0; i < from; i++)
-        offset += part_bytes(transfer, i, to);
-    return offset;
-}
-
-/* The bytes at the end of a part that its owner writes. */
-static size_t written_bytes(const struct transfer *transfer, size_t bytes)
-{
-    size_t written = bytes / FRACTIONS * (size_t)transfer->written;
-    return written - written % LEAST_WRITTEN;
+    struct td__shm_span own = span_of(transfer, index, index);
+    return args_of(transfer, index)->output_address + own.output ==
+           args_of(transfer, index)->input_address + own.input;
 }
 
 /* Which fraction of each part its owner writes, in FRACTIONS. If parts are uneven, some ranks have more to read than
@@ -156,19 +123,17 @@ static size_t written_bytes(const struct transfer *transfer, size_t bytes)
  * in a broadcast. All ranks compute the same result. */
 static int choose_written(const struct transfer *transfer)
 {
-    int n = transfer->comm->size, best = 0;
-    size_t longest[FRACTIONS] = {0};
-    for (int k = 0; k < n; k++) {
-        size_t reads = 0, writes = 0;
-        for (int i = 0; i < n; i++) {
-            reads += i == k ? 0 : part_bytes(transfer, i, k);
-            writes += i == k ? 0 : part_bytes(transfer, k, i);
-        }
-        bool in_place = args_of(transfer, k)->output_address + output_offset(transfer, k, k) ==
-                        args_of(transfer, k)->input_address + input_offset(transfer, k, k);
-        size_t own = in_place ? 0 : part_bytes(transfer, k, k) / OWN_COST;
+    int best = 0;
+    size_t longest[FRACTIONS] = {0}, element = td__operation_element(transfer->operation);
+    for (int k = 0; k < transfer->comm->size; k++) {
+        size_t input, output, own = span_of(transfer, k, k).size;
+        td__shm_extents(transfer->comm, transfer->operation, k, &input, &output);
+        size_t reads = output * element - own, writes = input * element - own;
+        if (transfer->operation->call.kind == TD_OP_ALL_GATHER)
+            writes = own * (size_t)(transfer->comm->size - 1);
+        size_t copies = is_in_place(transfer, k) ? 0 : own / OWN_COST;
         for (int c = 0; c < FRACTIONS; c++) {
-            size_t load = own + reads / FRACTIONS * (size_t)(FRACTIONS - c) +
+            size_t load = copies + reads / FRACTIONS * (size_t)(FRACTIONS - c) +
                           writes / FRACTIONS * (size_t)c;
             longest[c] = load > longest[c] ? load : longest[c];
         }
@@ -179,74 +144,45 @@ static int choose_written(const struct transfer *transfer)
     return longest[best] < longest[0] - longest[0] / 8 ? best : 0;
 }
 
-static td_status exchange(struct transfer *transfer)
+/* The bytes at the end of a part of `size` bytes that its owner writes; the other rank reads the rest. Of a part from
+ * or to the root, the rank that is not the root moves all, or an equal share if the root has no part of its own to
+ * copy. */
+static size_t written_bytes(const struct transfer *transfer, size_t size)
 {
     const td_call *call = &transfer->operation->call;
-    int mine = transfer->comm->index;
-    transfer->written = call->input_counts ? choose_written(transfer) : 0;
-    for (int k = 0; k < transfer->comm->size; k++) {
-        int i = (mine + k) % transfer->comm->size;
-        size_t bytes = part_bytes(transfer, i, mine);
-        size_t read = k ? bytes - written_bytes(transfer, bytes) : bytes;
-        TD_TRY(read_from(transfer, i, (char *)call->output + output_offset(transfer, i, mine),
-                         args_of(transfer, i)->input_address + input_offset(transfer, i, mine),
-                         read));
-        bytes = part_bytes(transfer, mine, i);
-        size_t written = k ? written_bytes(transfer, bytes) : 0, first = bytes - written;
-        if (written)
-            TD_TRY(write_to(
-                transfer, i, (const char *)call->input + input_offset(transfer, mine, i) + first,
-                args_of(transfer, i)->output_address + output_offset(transfer, mine, i) + first,
-                written));
-    }
-    return TD_OK;
+    int n = transfer->comm->size;
+    size_t written = size / FRACTIONS * (size_t)transfer->written;
+    if (call->kind == TD_OP_ALL_GATHER || call->kind == TD_OP_ALL_TO_ALL)
+        return written - written % LEAST_WRITTEN;
+    size_t most = is_in_place(transfer, call->root) ? td__part(size, n, n - 1) : size;
+    return call->kind == TD_OP_GATHER ? most : size - most;
 }
 
-/* ---- broadcast, scatter and gather ----------------------------------------------------------- */
-
-/* Of each other rank's part, the rank itself moves the first `most` bytes and the
- * root the rest. If the root also has to copy its own part, each rank moves all of its part. */
-static td_status move_rooted(const struct transfer *transfer)
+static td_status exchange(const struct transfer *transfer)
 {
-    const struct td__operation *operation = transfer->operation;
-    struct td__shm_comm *comm = transfer->comm;
-    const struct td__shm_args *root = args_of(transfer, operation->call.root);
-    bool gather = operation->call.kind == TD_OP_GATHER,
-         parts = operation->call.kind != TD_OP_BROADCAST;
-    size_t bytes = transfer->bytes, own = parts ? bytes * (size_t)operation->call.root : 0;
-    uint64_t whole = gather ? root->output_address : root->input_address;
-    uint64_t part = gather ? root->input_address : root->output_address;
-    size_t most = whole + own == part ? td__part(bytes, comm->size, comm->size - 1) : bytes;
-    size_t offset = parts ? bytes * (size_t)comm->index : 0;
-    if (comm->index != operation->call.root)
-        return gather ? write_to(transfer, operation->call.root, operation->call.input,
-                                 whole + offset, most)
-                      : read_from(transfer, operation->call.root, operation->call.output,
-                                  whole + offset, most);
-    for (int i = 0; i < comm->size; i++) {
-        size_t first = i == comm->index ? 0 : most, at = (parts ? bytes * (size_t)i : 0) + first;
-        char *here = (char *)(uintptr_t)whole + at;
-        uint64_t there = gather ? args_of(transfer, i)->input_address
-                                : args_of(transfer, i)->output_address;
-        if (gather)
-            TD_TRY(read_from(transfer, i, here, there + first, bytes - first));
-        else
-            TD_TRY(write_to(transfer, i, here, there + first, bytes - first));
+    const td_call *call = &transfer->operation->call;
+    int n = transfer->comm->size, mine = transfer->comm->index;
+    for (int k = 0; k < n; k++) {
+        int i = (mine + k) % n;
+        struct td__shm_span in = span_of(transfer, i, mine), out = span_of(transfer, mine, i);
+        size_t read = in.size - (k ? written_bytes(transfer, in.size) : 0);
+        size_t written = k ? written_bytes(transfer, out.size) : 0, first = out.size - written;
+        if (read)
+            TD_TRY(read_from(transfer, i, (char *)call->output + in.output,
+                             args_of(transfer, i)->input_address + in.input, read));
+        if (written)
+            TD_TRY(copy(transfer, i, (char *)call->input + out.input + first,
+                        args_of(transfer, i)->output_address + out.output + first, written, false));
     }
     return TD_OK;
 }
 
 td_status td__shm_kernel_copy(struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    struct transfer transfer = {
-        .comm = comm,
-        .operation = operation,
-        .bytes = operation->call.count * td__operation_element(operation),
-    };
-    bool from_all = operation->call.kind == TD_OP_ALL_GATHER ||
-                    operation->call.kind == TD_OP_ALL_TO_ALL;
+    struct transfer transfer = {.comm = comm, .operation = operation};
+    transfer.written = operation->call.input_counts ? choose_written(&transfer) : 0;
     TD_TRY(td__shm_write_begin(comm));
-    td_status status = from_all ? exchange(&transfer) : move_rooted(&transfer);
+    td_status status = exchange(&transfer);
     td__shm_write_end(comm);
     TD_TRY(status);
     td__shm_reach(comm, 2);
@@ -257,9 +193,8 @@ td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__opera
 {
     struct transfer transfer = {.comm = comm, .operation = operation};
     size_t element = td__operation_element(operation);
-    td_status status = td__shm_write_begin(comm);
-    if (status)
-        return status;
+    td_status status = TD_OK;
+    TD_TRY(td__shm_write_begin(comm));
     for (int k = 1; k < comm->size && !status; k++) {
         int i = (comm->index + k) % comm->size;
         size_t first = td__part(operation->call.count, comm->size, i) * element;

@@ -51,45 +51,20 @@ static uint64_t arena_offset(const void *memory, bool needed)
     return (uint64_t)offset + 1;
 }
 
-static bool has_input(const struct td__operation *operation, bool is_root)
+void td__shm_extents(const struct td__shm_comm *comm, const struct td__operation *operation,
+                     int index, size_t *input, size_t *output)
 {
-    return is_root ||
-           (operation->call.kind != TD_OP_BROADCAST && operation->call.kind != TD_OP_SCATTER);
-}
-
-static bool has_output(const struct td__operation *operation, bool is_root)
-{
-    return is_root ||
-           (operation->call.kind != TD_OP_REDUCE && operation->call.kind != TD_OP_GATHER);
-}
-
-static uint64_t sum(const uint64_t *counts, int size)
-{
-    uint64_t total = 0;
-    for (int i = 0; i < size; i++)
-        total += counts[i];
-    return total;
-}
-
-/* The elements of the input and the output of `index`. */
-static void extents(struct td__shm_comm *comm, const struct td__operation *operation, int index,
-                    size_t *input, size_t *output)
-{
-    size_t one = operation->call.count, all = one * (size_t)comm->size;
     td_op_kind kind = operation->call.kind;
     bool whole_in = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
                     kind == TD_OP_ALL_TO_ALL;
     bool whole_out = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
-    if (td__operation_uneven(operation)) {
-        all = one;
-        one = operation->call.input_counts[index];
-    }
+    size_t one = td__operation_part(operation, index);
+    size_t all = td__operation_part_start(operation, comm->size);
     *input = whole_in ? all : one;
     *output = whole_out ? all : one;
-    if (operation->call.input_counts && kind == TD_OP_ALL_TO_ALL) {
-        const uint64_t *counts = td__shm_counts(comm, index);
-        *input = sum(counts, comm->size);
-        *output = sum(counts + comm->size, comm->size);
+    if (td__shm_exchanges_counts(operation)) {
+        *input = td__sum_counts(td__shm_counts(comm, index), comm->size);
+        *output = td__sum_counts(td__shm_counts(comm, index) + comm->size, comm->size);
     }
 }
 
@@ -124,21 +99,17 @@ static td_status find_views(struct td__shm_comm *comm, const struct td__operatio
 
 /* Finds the addresses of all buffers. *shared is false if one cannot be shared; that is no failure. */
 static td_status find_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
-                              bool *shared, size_t *largest)
+                              bool *shared)
 {
     size_t element = td__operation_element(operation);
     *shared = true;
-    *largest = 0;
-    for (int i = 0; i < comm->size; i++) {
-        const struct td__shm_args *args = &td__shm_slot(comm, i)->args;
-        *shared = *shared && args->input && args->output;
-        if (args->largest > *largest)
-            *largest = args->largest;
-    }
+    for (int i = 0; i < comm->size; i++)
+        *shared = *shared && td__shm_slot(comm, i)->args.input &&
+                  td__shm_slot(comm, i)->args.output;
     for (int i = 0; i < comm->size && *shared; i++) {
         size_t input, output;
         if (i != comm->index) {
-            extents(comm, operation, i, &input, &output);
+            td__shm_extents(comm, operation, i, &input, &output);
             TD_TRY(find_views(comm, operation, i, input * element, output * element));
         }
         comm->sources[i] = i == comm->index ? operation->call.input : comm->views[i].source;
@@ -161,26 +132,26 @@ static size_t cut(struct task task, size_t count, size_t *first)
     return td__part(count, task.pieces, task.piece + 1) - *first;
 }
 
-/* The same if its owner's share is a slice of `count` elements. */
-static size_t cut_slice(struct task task, const struct td__shm_comm *comm, size_t count,
-                        size_t *first)
+/* Whether shares are equal slices of the whole, and not parts of it. */
+static bool has_slices(const struct td__operation *operation)
 {
-    size_t start = td__part(count, comm->size, task.owner);
-    size_t size = cut(task, td__part(count, comm->size, task.owner + 1) - start, first);
-    *first += start;
-    return size;
+    td_op_kind kind = operation->call.kind;
+    return kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE || kind == TD_OP_BROADCAST ||
+           td__operation_uneven(operation);
 }
 
-/* The same in the whole of all_gather and reduce_scatter: the share is the owner's part, or if parts are uneven,
- * an equal slice of the whole, which may belong to several parts. */
+/* The elements of `task` in the whole of all ranks' data. */
 static size_t cut_whole(struct task task, const struct td__shm_comm *comm,
                         const struct td__operation *operation, size_t *first)
 {
-    if (operation->call.input_counts)
-        return cut_slice(task, comm, operation->call.count, first);
-    size_t size = cut(task, operation->call.count, first);
-    *first += operation->call.count * (size_t)task.owner;
-    return size;
+    size_t share = operation->call.count, start = share * (size_t)task.owner;
+    if (has_slices(operation)) {
+        start = td__part(operation->call.count, comm->size, task.owner);
+        share = td__part(operation->call.count, comm->size, task.owner + 1) - start;
+    }
+    size_t count = cut(task, share, first);
+    *first += start;
+    return count;
 }
 
 /* Consecutive elements of one part: they begin at `first` in the part and at `whole` in the whole. */
@@ -190,10 +161,14 @@ struct run {
 };
 
 /* The first run of the `count` elements from `first` on in the whole. `start` is the start of part run->part;
- * both advance to the part that is found. */
+ * both advance to the part that is found. If the call has no parts, the whole is one, and the root's. */
 static void find_run(const struct td__operation *operation, size_t first, size_t count,
                      size_t *start, struct run *run)
 {
+    if (operation->call.kind != TD_OP_ALL_GATHER && operation->call.kind != TD_OP_REDUCE_SCATTER) {
+        *run = (struct run){operation->call.root, first, first, count};
+        return;
+    }
     size_t size = td__operation_part(operation, run->part);
     while (first >= *start + size) {
         *start += size;
@@ -202,6 +177,27 @@ static void find_run(const struct td__operation *operation, size_t first, size_t
     run->first = first - *start;
     run->whole = first;
     run->count = size - run->first < count ? size - run->first : count;
+}
+
+/* all_reduce, reduce and reduce_scatter. */
+static void reduce_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                        struct task task)
+{
+    size_t element = td__operation_element(operation), first, start = 0;
+    size_t count = cut_whole(task, comm, operation, &first);
+    struct td__reduction reduction = td__shm_reduction(comm, operation);
+    struct run run = {0};
+    reduction.methods = comm->methods;
+    for (; count; first += run.count, count -= run.count) {
+        int targets = 0;
+        find_run(operation, first, count, &start, &run);
+        for (int i = 0; i < comm->size; i++) {
+            comm->inputs[i] = (const char *)comm->sources[i] + run.whole * element;
+            if (operation->call.kind == TD_OP_ALL_REDUCE || i == run.part)
+                comm->outputs[targets++] = (char *)comm->targets[i] + run.first * element;
+        }
+        td__reduce_many(&reduction, comm->outputs, targets, comm->inputs, comm->size, run.count);
+    }
 }
 
 /* Copies `size` bytes to all targets, a chunk at a time. */
@@ -217,116 +213,58 @@ static void copy_to_all(struct td__shm_comm *comm, size_t offset, int first_targ
         }
 }
 
-static void reduce_task(struct td__shm_comm *comm, const struct td__operation *operation,
-                        struct task task)
-{
-    size_t element = td__operation_element(operation), first;
-    size_t count = cut_slice(task, comm, operation->call.count, &first);
-    int targets = 0;
-    if (!count)
-        return;
-    for (int i = 0; i < comm->size; i++) {
-        comm->inputs[i] = (const char *)comm->sources[i] + first * element;
-        if (operation->call.kind == TD_OP_ALL_REDUCE || i == operation->call.root)
-            comm->outputs[targets++] = (char *)comm->targets[i] + first * element;
-    }
-    struct td__reduction reduction = td__shm_reduction(comm, operation);
-    reduction.methods = comm->methods;
-    td__reduce_many(&reduction, comm->outputs, targets, comm->inputs, comm->size, count);
-}
-
-static void reduce_scatter_task(struct td__shm_comm *comm, const struct td__operation *operation,
-                                struct task task)
-{
-    size_t element = td__operation_element(operation), first, start = 0;
-    size_t count = cut_whole(task, comm, operation, &first);
-    struct td__reduction reduction = td__shm_reduction(comm, operation);
-    struct run run = {0};
-    for (; count; first += run.count, count -= run.count) {
-        find_run(operation, first, count, &start, &run);
-        void *output = (char *)comm->targets[run.part] + run.first * element;
-        for (int i = 0; i < comm->size; i++)
-            comm->inputs[i] = (const char *)comm->sources[i] + run.whole * element;
-        td__reduce_many(&reduction, &output, 1, comm->inputs, comm->size, run.count);
-    }
-}
-
-static void broadcast_task(struct td__shm_comm *comm, const struct td__operation *operation,
-                           struct task task)
-{
-    size_t first;
-    size_t size = cut_slice(task, comm, operation->call.count * td__operation_element(operation),
-                            &first);
-    copy_to_all(comm, first, operation->call.root,
-                (const char *)comm->sources[operation->call.root] + first, size);
-}
-
-static void all_gather_task(struct td__shm_comm *comm, const struct td__operation *operation,
-                            struct task task)
+/* broadcast and all_gather. */
+static void copy_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                      struct task task)
 {
     size_t element = td__operation_element(operation), first, start = 0;
     size_t count = cut_whole(task, comm, operation, &first);
     struct run run = {0};
     for (; count; first += run.count, count -= run.count) {
         find_run(operation, first, count, &start, &run);
-        copy_to_all(comm, run.whole * element, task.owner,
+        copy_to_all(comm, run.whole * element, run.part,
                     (const char *)comm->sources[run.part] + run.first * element,
                     run.count * element);
     }
 }
 
+/* Copies the piece of `task` of the bytes from `start` to `end` that `from` has for `to`. */
+static void move(struct td__shm_comm *comm, struct task task, struct td__shm_span span, int from,
+                 int to, size_t start, size_t end)
+{
+    size_t first, size = cut(task, end - start, &first);
+    if (size)
+        td__copy_bytes((char *)comm->targets[to] + span.output + start + first,
+                       (const char *)comm->sources[from] + span.input + start + first, size,
+                       comm->streaming);
+}
+
 static void all_to_all_task(struct td__shm_comm *comm, const struct td__operation *operation,
                             struct task task)
 {
-    size_t element = td__operation_element(operation), bytes = operation->call.count * element;
-    char *output = comm->targets[task.owner];
     for (int i = 0; i < comm->size; i++) {
-        size_t from = bytes * (size_t)task.owner, size = bytes, first;
-        if (operation->call.input_counts) {
-            from = sum(td__shm_counts(comm, i), task.owner) * element;
-            size = td__shm_counts(comm, i)[task.owner] * element;
-        }
-        size_t now = cut(task, size, &first);
-        td__copy_bytes(output + first, (const char *)comm->sources[i] + from + first, now,
-                       comm->streaming);
-        output += size;
+        struct td__shm_span span = td__shm_span(comm, operation, i, task.owner);
+        move(comm, task, span, i, task.owner, 0, span.size);
     }
 }
 
-/* Copies `size` bytes of part `part` of gather or scatter, from `first` on. */
-static void rooted_part(struct td__shm_comm *comm, const struct td__operation *operation, int part,
-                        size_t first, size_t size)
-{
-    size_t bytes = operation->call.count * td__operation_element(operation);
-    size_t whole = bytes * (size_t)part + first;
-    if (operation->call.kind == TD_OP_GATHER)
-        td__copy_bytes((char *)comm->targets[operation->call.root] + whole,
-                       (const char *)comm->sources[part] + first, size, comm->streaming);
-    else
-        td__copy_bytes((char *)comm->targets[part] + first,
-                       (const char *)comm->sources[operation->call.root] + whole, size,
-                       comm->streaming);
-}
-
+/* gather and scatter: of the part of another rank, that rank copies the first `most` bytes, and the root the rest. */
 static void rooted_task(struct td__shm_comm *comm, const struct td__operation *operation,
                         struct task task)
 {
-    size_t bytes = operation->call.count * td__operation_element(operation), first;
-    const char *root_part = (const char *)comm->sources[operation->call.root];
-    char *root_target = comm->targets[operation->call.root];
-    size_t own = bytes * (size_t)operation->call.root;
-    bool in_place = operation->call.kind == TD_OP_GATHER ? root_target + own == root_part
-                                                         : root_part + own == root_target;
-    size_t most = in_place ? td__part(bytes, comm->size, comm->size - 1) : bytes;
-    if (task.owner != operation->call.root) {
-        size_t size = cut(task, most, &first);
-        rooted_part(comm, operation, task.owner, first, size);
-        return;
-    }
+    int root = operation->call.root;
+    bool gathers = operation->call.kind == TD_OP_GATHER;
+    struct td__shm_span own = td__shm_span(comm, operation, root, root);
+    bool in_place = (const char *)comm->sources[root] + own.input ==
+                    (char *)comm->targets[root] + own.output;
+    size_t most = in_place ? td__part(own.size, comm->size, comm->size - 1) : own.size;
     for (int i = 0; i < comm->size; i++) {
-        size_t start = i == operation->call.root ? 0 : most;
-        size_t size = cut(task, bytes - start, &first);
-        rooted_part(comm, operation, i, start + first, size);
+        int from = gathers ? i : root, to = gathers ? root : i;
+        struct td__shm_span span = td__shm_span(comm, operation, from, to);
+        if (task.owner == root)
+            move(comm, task, span, from, to, i == root ? 0 : most, span.size);
+        else if (task.owner == i)
+            move(comm, task, span, from, to, 0, most);
     }
 }
 
@@ -336,16 +274,12 @@ static void run_task(struct td__shm_comm *comm, const struct td__operation *oper
     switch (operation->call.kind) {
     case TD_OP_ALL_REDUCE:
     case TD_OP_REDUCE:
+    case TD_OP_REDUCE_SCATTER:
         reduce_task(comm, operation, task);
         break;
-    case TD_OP_REDUCE_SCATTER:
-        reduce_scatter_task(comm, operation, task);
-        break;
     case TD_OP_BROADCAST:
-        broadcast_task(comm, operation, task);
-        break;
     case TD_OP_ALL_GATHER:
-        all_gather_task(comm, operation, task);
+        copy_task(comm, operation, task);
         break;
     case TD_OP_ALL_TO_ALL:
         all_to_all_task(comm, operation, task);
@@ -358,23 +292,12 @@ static void run_task(struct td__shm_comm *comm, const struct td__operation *oper
 
 /* ---- Distributing the shares ----------------------------------------------------------------- */
 
-/* The bytes of a share, approximately. */
-static size_t share_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
+static td_status run_claimed(struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    size_t bytes = operation->call.count * td__operation_element(operation);
-    bool slices = operation->call.kind == TD_OP_ALL_REDUCE ||
-                  operation->call.kind == TD_OP_REDUCE || operation->call.kind == TD_OP_BROADCAST ||
-                  td__operation_uneven(operation);
-    return slices ? bytes / (size_t)comm->size : bytes;
-}
-
-static td_status run_claimed(struct td__shm_comm *comm, const struct td__operation *operation,
-                             size_t largest)
-{
-    bool exchange = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
-    size_t bytes = exchange ? largest * td__operation_element(operation)
-                            : share_bytes(comm, operation);
-    size_t pieces = bytes / CLAIM_BYTES;
+    size_t share = td__shm_exchanges_counts(operation) ? td__shm_largest_part(comm, operation)
+                   : has_slices(operation)             ? operation->call.count / (size_t)comm->size
+                                                       : operation->call.count;
+    size_t pieces = share * td__operation_element(operation) / CLAIM_BYTES;
     struct task task = {.pieces = pieces < 1             ? 1
                                   : pieces > MOST_PIECES ? MOST_PIECES
                                                          : (int)pieces};
@@ -391,20 +314,15 @@ static td_status run_claimed(struct td__shm_comm *comm, const struct td__operati
     return td__shm_complete(comm, operation, done, (uint32_t)(comm->size * task.pieces));
 }
 
-static td_status publish_counts(struct td__shm_comm *comm, const struct td__operation *operation,
-                                struct td__shm_slot *slot)
+static td_status publish_counts(struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    uint64_t *counts = td__shm_counts(comm, comm->index);
-    if ((size_t)comm->size * 2 * sizeof *counts > TD__SLOT_BYTES)
+    size_t *counts = td__shm_counts(comm, comm->index), n = (size_t)comm->size;
+    if (2 * n * sizeof *counts > TD__SLOT_BYTES)
         return td_fail(TD_ERR_UNSUPPORTED,
                        "%s: all_to_all with uneven parts supports at most %zu ranks on a host",
                        td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
-    for (int i = 0; i < comm->size; i++) {
-        counts[i] = operation->call.input_counts[i];
-        counts[comm->size + i] = operation->call.output_counts[i];
-        if (counts[i] > slot->args.largest)
-            slot->args.largest = counts[i];
-    }
+    memcpy(counts, operation->call.input_counts, n * sizeof *counts);
+    memcpy(counts + n, operation->call.output_counts, n * sizeof *counts);
     return TD_OK;
 }
 
@@ -414,46 +332,42 @@ static td_status check_counts(struct td__shm_comm *comm, const struct td__operat
 {
     for (int i = 0; i < comm->size; i++)
         for (int k = 0; k < comm->size; k++) {
-            uint64_t sent = td__shm_counts(comm, i)[k];
-            uint64_t expected = td__shm_counts(comm, k)[comm->size + i];
+            size_t sent = td__shm_counts(comm, i)[k];
+            size_t expected = td__shm_counts(comm, k)[comm->size + i];
             if (sent != expected)
                 return td__shm_fail(
                     comm, TD_ERR_MISMATCH,
-                    "%s: rank %d sends %llu elements to rank %d, which expects %llu from it",
-                    td__operation_describe(operation), comm->world_ranks[i],
-                    (unsigned long long)sent, comm->world_ranks[k], (unsigned long long)expected);
+                    "%s: rank %d sends %zu elements to rank %d, which expects %zu from it",
+                    td__operation_describe(operation), comm->world_ranks[i], sent,
+                    comm->world_ranks[k], expected);
         }
     return TD_OK;
 }
 
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
-                                   bool *shared, size_t *largest)
+                                   bool *shared)
 {
-    bool is_root = operation->call.root == comm->index;
+    const td_call *call = &operation->call;
+    bool is_root = call->root == comm->index, exchange = td__shm_exchanges_counts(operation);
+    size_t input, output;
     TD_TRY(td__shm_begin(comm, operation));
-    struct td__shm_slot *slot = td__shm_slot(comm, comm->index);
-    bool exchange = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
-    slot->args.largest = 0;
-    slot->args.input_address = (uintptr_t)operation->call.input;
-    slot->args.output_address = (uintptr_t)operation->call.output;
-    slot->args.can_copy = td__shm_can_copy(comm);
-    slot->args.methods = comm->methods;
-    bool input = operation->call.count || exchange, output = input;
-    if (td__operation_uneven(operation)) {
-        bool own = operation->call.input_counts[comm->index];
-        *(operation->call.kind == TD_OP_ALL_GATHER ? &input : &output) = own;
-        slot->args.largest = td__largest_count(operation->call.input_counts, comm->size);
-    }
-    slot->args.input = arena_offset(operation->call.input, input && has_input(operation, is_root));
-    slot->args.output = arena_offset(operation->call.output,
-                                     output && has_output(operation, is_root));
     if (exchange)
-        TD_TRY(publish_counts(comm, operation, slot));
+        TD_TRY(publish_counts(comm, operation));
+    td__shm_extents(comm, operation, comm->index, &input, &output);
+    struct td__shm_args *args = &td__shm_slot(comm, comm->index)->args;
+    args->input_address = (uintptr_t)call->input;
+    args->output_address = (uintptr_t)call->output;
+    args->can_copy = td__shm_can_copy(comm);
+    args->methods = comm->methods;
+    bool reads = is_root || (call->kind != TD_OP_BROADCAST && call->kind != TD_OP_SCATTER);
+    bool writes = is_root || (call->kind != TD_OP_REDUCE && call->kind != TD_OP_GATHER);
+    args->input = arena_offset(call->input, reads && (input || exchange));
+    args->output = arena_offset(call->output, writes && (output || exchange));
     td__shm_reach(comm, 1);
     TD_TRY(td__shm_await_all(comm, operation, 1));
     if (exchange)
         TD_TRY(check_counts(comm, operation));
-    return find_buffers(comm, operation, shared, largest);
+    return find_buffers(comm, operation, shared);
 }
 
 /* Where process_vm_readv() was measured to be faster than the stages. If ranks share processors, broadcast and
@@ -494,30 +408,24 @@ static bool exceeds_caches(const struct td__shm_comm *comm, const struct td__ope
     return written > td__cache_bytes(3) / 4 * 5;
 }
 
-/* Rank 0 of the comm chooses the methods for all. */
-static void adopt_methods(struct td__shm_comm *comm)
-{
-    comm->methods = (uint32_t)td__shm_slot(comm, 0)->args.methods;
-    td__reduce_methods_adopt(comm->methods);
-}
-
 td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     bool shared;
-    size_t largest;
     bool in_place = operation->call.kind == TD_OP_ALL_REDUCE &&
                     operation->call.input == operation->call.output;
     comm->methods = in_place && comm->index == 0 ? td__reduce_methods() : 0;
-    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
-    adopt_methods(comm);
+    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared));
+    /* Rank 0 of the comm chooses the methods for all. */
+    comm->methods = (uint32_t)td__shm_slot(comm, 0)->args.methods;
+    td__reduce_methods_adopt(comm->methods);
     bool can_copy = !shared && all_can_copy(comm);
     if (can_copy && prefers_kernel_copy(comm, operation))
         return td__shm_kernel_copy(comm, operation);
     if (!shared)
-        return td__shm_staged(comm, operation, largest, can_copy);
+        return td__shm_staged(comm, operation, can_copy);
     comm->streaming = exceeds_caches(comm, operation);
     if (comm->oversubscribed)
-        return run_claimed(comm, operation, largest);
+        return run_claimed(comm, operation);
     TD_TRY(td__shm_write_begin(comm));
     run_task(comm, operation, (struct task){comm->index, 0, 1});
     td__shm_write_end(comm);

@@ -32,8 +32,8 @@ static char *data_of(struct td__shm_comm *comm, int index, size_t bytes)
 }
 
 /* Reduces `count` elements from `offset` on of all slots. */
-static td_status reduce_slots(struct td__shm_comm *comm, const struct td__operation *operation,
-                              size_t slot_bytes, size_t offset, size_t count)
+static void reduce_slots(struct td__shm_comm *comm, const struct td__operation *operation,
+                         size_t slot_bytes, size_t offset, size_t count)
 {
     void *output = operation->call.output;
     for (int i = 0; i < comm->size; i++)
@@ -41,107 +41,72 @@ static td_status reduce_slots(struct td__shm_comm *comm, const struct td__operat
     struct td__reduction reduction = td__shm_reduction(comm, operation);
     if (count)
         td__reduce_many(&reduction, &output, 1, comm->sources, comm->size, count);
-    return TD_OK;
 }
 
-/* Concatenates the `bytes` from `part` on of all slots. */
+/* Concatenates the parts of all slots, from `offset` on. */
 static void gather_slots(struct td__shm_comm *comm, const struct td__operation *operation,
-                         size_t slot_bytes, size_t part, size_t bytes)
-{
-    char *output = operation->call.output;
-    for (int i = 0; i < comm->size; i++)
-        copy(output + (size_t)i * bytes, data_of(comm, i, slot_bytes) + part, bytes);
-}
-
-static void gather_uneven_slots(struct td__shm_comm *comm, const struct td__operation *operation,
-                                size_t slot_bytes)
-{
-    char *output = operation->call.output;
-    for (int i = 0; i < comm->size; i++) {
-        size_t bytes = operation->call.input_counts[i] * td__operation_element(operation);
-        if (bytes)
-            copy(output, data_of(comm, i, slot_bytes), bytes);
-        output += bytes;
-    }
-}
-
-/* all_gather and reduce_scatter with uneven parts. */
-static td_status small_uneven(struct td__shm_comm *comm, const struct td__operation *operation,
-                              size_t slot_bytes)
+                         size_t slot_bytes, size_t offset)
 {
     size_t element = td__operation_element(operation);
-    size_t own = operation->call.input_counts[comm->index];
-    bool gathers = operation->call.kind == TD_OP_ALL_GATHER;
-    copy(data_of(comm, comm->index, slot_bytes), operation->call.input,
-         (gathers ? own : operation->call.count) * element);
-    td__shm_reach(comm, 1);
-    TD_TRY(td__shm_await_all(comm, operation, 1));
-    if (!gathers)
-        return reduce_slots(comm, operation, slot_bytes,
-                            td__operation_part_start(operation, comm->index) * element, own);
-    gather_uneven_slots(comm, operation, slot_bytes);
-    return TD_OK;
+    char *output = operation->call.output;
+    for (int i = 0; i < comm->size; i++) {
+        size_t bytes = td__operation_part(operation, i) * element;
+        copy(output, data_of(comm, i, slot_bytes) + offset, bytes);
+        output += bytes;
+    }
 }
 
 td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation,
                         size_t slot_bytes)
 {
-    size_t count = operation->call.count, bytes = count * td__operation_element(operation);
-    size_t part = bytes * (size_t)comm->index;
-    bool is_root = operation->call.root == comm->index;
     td_op_kind kind = operation->call.kind;
+    size_t count = operation->call.count, element = td__operation_element(operation);
+    size_t own = td__operation_part(operation, comm->index);
+    size_t part = td__operation_part_start(operation, comm->index) * element;
+    bool from_root = kind == TD_OP_BROADCAST || kind == TD_OP_SCATTER;
+    bool to_root = kind == TD_OP_REDUCE || kind == TD_OP_GATHER;
+    bool is_root = operation->call.root == comm->index;
 
-    bool has_input = kind == TD_OP_BROADCAST || kind == TD_OP_SCATTER ? is_root
-                                                                      : kind != TD_OP_BARRIER;
     bool tiny = slot_bytes <= TD__INLINE_BYTES && operation->reduction.op != TD_PREMUL_SUM;
     TD_TRY(tiny ? td__shm_begin_inline(comm, operation) : td__shm_begin(comm, operation));
-    if (operation->call.input_counts)
-        return small_uneven(comm, operation, slot_bytes);
-    if (has_input)
-        copy(data_of(comm, comm->index, slot_bytes), operation->call.input, slot_bytes);
+    if (kind != TD_OP_BARRIER && (!from_root || is_root))
+        copy(data_of(comm, comm->index, slot_bytes), operation->call.input,
+             kind == TD_OP_ALL_GATHER ? own * element : slot_bytes);
     td__shm_reach(comm, 1);
 
-    switch (kind) {
-    case TD_OP_BROADCAST:
-    case TD_OP_SCATTER:
+    if (from_root) {
+        const char *data = operation->call.input;
         if (!is_root) {
             TD_TRY(td__shm_await(comm, operation, operation->call.root, 1));
-            copy(operation->call.output,
-                 data_of(comm, operation->call.root, slot_bytes) +
-                     (kind == TD_OP_SCATTER ? part : 0),
-                 bytes);
-        } else if (kind == TD_OP_SCATTER && bytes) {
-            copy(operation->call.output, (const char *)operation->call.input + part, bytes);
+            data = data_of(comm, operation->call.root, slot_bytes);
         }
+        if (count)
+            copy(operation->call.output, data + (kind == TD_OP_SCATTER ? part : 0),
+                 count * element);
         return TD_OK;
-    case TD_OP_REDUCE:
-    case TD_OP_GATHER:
-        if (!is_root)
-            return TD_OK;
-        TD_TRY(td__shm_await_all(comm, operation, 1));
-        if (kind == TD_OP_REDUCE)
-            return reduce_slots(comm, operation, slot_bytes, 0, count);
-        gather_slots(comm, operation, slot_bytes, 0, bytes);
-        return TD_OK;
-    default:
-        break;
     }
-
+    if (to_root && !is_root)
+        return TD_OK;
     if (kind == TD_OP_BARRIER && comm->oversubscribed)
         return td__shm_await_release(comm, operation);
     TD_TRY(td__shm_await_all(comm, operation, 1));
     switch (kind) {
     case TD_OP_ALL_REDUCE:
-        return reduce_slots(comm, operation, slot_bytes, 0, count);
+    case TD_OP_REDUCE:
+        reduce_slots(comm, operation, slot_bytes, 0, count);
+        break;
     case TD_OP_REDUCE_SCATTER:
-        return reduce_slots(comm, operation, slot_bytes, part, count);
+        reduce_slots(comm, operation, slot_bytes, part, own);
+        break;
+    case TD_OP_GATHER:
     case TD_OP_ALL_GATHER:
-        gather_slots(comm, operation, slot_bytes, 0, bytes);
-        return TD_OK;
+        gather_slots(comm, operation, slot_bytes, 0);
+        break;
     case TD_OP_ALL_TO_ALL:
-        gather_slots(comm, operation, slot_bytes, part, bytes);
-        return TD_OK;
+        gather_slots(comm, operation, slot_bytes, part);
+        break;
     default: /* a barrier */
-        return TD_OK;
+        break;
     }
+    return TD_OK;
 }

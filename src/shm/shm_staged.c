@@ -30,24 +30,14 @@ struct staging {
     const struct td__operation *operation;
     struct td__reduction reduction;
     size_t element;
-    size_t step;  /* elements of each part in one piece; if `proportional`, of all parts together */
-    size_t count; /* elements of the largest part */
+    size_t step; /* elements of each part in one piece; if `proportional`, of all parts together */
     uint64_t pieces;
     bool reduces;      /* has a reduce phase: all_reduce and reduce */
     bool sliced;       /* an all_reduce whose parts are slices: see KERNEL_MIN_BYTES */
+    bool by_parts;     /* a piece has a part for each rank; otherwise all ranks read the same */
     bool proportional; /* uneven reduce_scatter: a piece has the same fraction of each part */
     bool is_root;
 };
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-static size_t whole_lines(size_t count)
-{
-    return count > 64 ? (count + 63) / 64 * 64 : count;
-}
 
 /* The elements of part `part` in a piece. Those of all parts fit into a stage. */
 static size_t step_of(const struct staging *staging, int part)
@@ -55,71 +45,52 @@ static size_t step_of(const struct staging *staging, int part)
     if (!staging->proportional)
         return staging->step;
     uint64_t count = staging->operation->call.input_counts[part];
-    return whole_lines((count + staging->pieces - 1) / staging->pieces);
+    size_t step = (count + staging->pieces - 1) / staging->pieces;
+    return step > 64 ? (step + 63) / 64 * 64 : step; /* whole cache lines */
 }
 
 /* The offset of part `part` in a piece of a stage, in elements. */
 static size_t stage_offset(const struct staging *staging, int part)
 {
-    size_t offset = (size_t)part * staging->step;
-    if (staging->proportional) {
-        offset = 0;
-        for (int i = 0; i < part; i++)
-            offset += step_of(staging, i);
-    }
+    size_t offset = 0;
+    for (int i = 0; staging->by_parts && i < part; i++)
+        offset += step_of(staging, i);
     return offset;
 }
 
-/* The elements of a buffer of `count` that are in piece `c`. */
-static size_t count_in_piece(const struct staging *staging, uint64_t c, size_t count)
+/* What rank `from` has for rank `to`. */
+static struct td__shm_span span_of(const struct staging *staging, int from, int to)
 {
-    size_t first = (size_t)c * staging->step;
-    return first < count ? smaller(staging->step, count - first) : 0;
+    size_t count = staging->operation->call.count;
+    if (!staging->sliced)
+        return td__shm_span(staging->comm, staging->operation, from, to);
+    size_t first = td__part(count, staging->comm->size, to) * staging->element;
+    size_t end = td__part(count, staging->comm->size, to + 1) * staging->element;
+    return (struct td__shm_span){end - first, first, first};
 }
 
-/* The byte offset of piece `c` in a buffer whose data begin at element `start`. */
-static size_t buffer_offset(const struct staging *staging, uint64_t c, size_t start)
+/* The bytes of piece `c` of a part for rank `part` of `size` bytes: *first, and their number. */
+static size_t cut(const struct staging *staging, uint64_t c, int part, size_t size, size_t *first)
 {
-    return (start + (size_t)c * staging->step) * staging->element;
+    size_t step = step_of(staging, part) * staging->element;
+    *first = (size_t)c * step;
+    return *first >= size ? 0 : size - *first < step ? size - *first : step;
 }
 
-/* The same two for part `part` of a call whose input has parts. */
-static size_t part_in_piece(const struct staging *staging, uint64_t c, int part, size_t count)
-{
-    size_t step = step_of(staging, part), first = (size_t)c * step;
-    return first < count ? smaller(step, count - first) : 0;
-}
-
-static size_t part_buffer_offset(const struct staging *staging, uint64_t c, int part, size_t start)
-{
-    return (start + (size_t)c * step_of(staging, part)) * staging->element;
-}
-
-/* The elements of part `i` of the input. */
-static size_t part_count(const struct staging *staging, int i)
-{
-    const struct td__operation *operation = staging->operation;
-    int n = staging->comm->size;
-    if (staging->sliced)
-        return td__part(operation->call.count, n, i + 1) - td__part(operation->call.count, n, i);
-    return operation->call.input_counts ? operation->call.input_counts[i] : operation->call.count;
-}
-
-/* Copies piece c of each part of the input to the stage, except this rank's own part. */
+/* Copies piece c of what this rank has for the others to its stage. */
 static void stage_parts(const struct staging *staging, uint64_t c)
 {
-    const struct td__operation *operation = staging->operation;
-    char *piece = td__shm_piece(staging->comm, staging->comm->index, c);
-    size_t start = 0;
+    int mine = staging->comm->index;
+    char *piece = td__shm_piece(staging->comm, mine, c);
     for (int i = 0; i < staging->comm->size; i++) {
-        size_t count = part_count(staging, i);
-        size_t now = part_in_piece(staging, c, i, count);
-        if (now && i != staging->comm->index)
-            memcpy(piece,
-                   (const char *)operation->call.input + part_buffer_offset(staging, c, i, start),
-                   now * staging->element);
-        piece += step_of(staging, i) * staging->element;
-        start += count;
+        struct td__shm_span span = span_of(staging, mine, i);
+        size_t first, size = cut(staging, c, i, span.size, &first);
+        if (size && i != mine)
+            memcpy(piece, (const char *)staging->operation->call.input + span.input + first, size);
+        if (staging->by_parts)
+            piece += step_of(staging, i) * staging->element;
+        else if (span.size && i != mine)
+            return;
     }
 }
 
@@ -139,45 +110,14 @@ static void slice_of(const struct staging *staging, size_t now, int i, size_t *f
 /* Copies to the stage what other ranks reduce: piece c except this rank's slice. */
 static void stage_slices(const struct staging *staging, uint64_t c)
 {
-    const char *from = (const char *)staging->operation->call.input + buffer_offset(staging, c, 0);
-    char *to = td__shm_piece(staging->comm, staging->comm->index, c);
-    size_t now = count_in_piece(staging, c, staging->operation->call.count), first, end;
-    slice_of(staging, now, staging->comm->index, &first, &end);
-    memcpy(to, from, first * staging->element);
-    memcpy(to + end * staging->element, from + end * staging->element,
-           (now - end) * staging->element);
-}
-
-static void stage_in(const struct staging *staging, uint64_t c)
-{
     const struct td__operation *operation = staging->operation;
-    size_t now = count_in_piece(staging, c, part_count(staging, staging->comm->index));
-    switch (operation->call.kind) {
-    case TD_OP_SCATTER:
-        if (staging->is_root)
-            stage_parts(staging, c);
-        return;
-    case TD_OP_REDUCE_SCATTER:
-    case TD_OP_ALL_TO_ALL:
-        stage_parts(staging, c);
-        return;
-    case TD_OP_ALL_REDUCE:
-    case TD_OP_REDUCE:
-        if (staging->sliced)
-            stage_parts(staging, c);
-        else
-            stage_slices(staging, c);
-        return;
-    default: /* broadcast, gather, all_gather */
-        if (operation->call.kind != TD_OP_ALL_GATHER &&
-            staging->is_root != (operation->call.kind == TD_OP_BROADCAST))
-            return;
-        if (now)
-            memcpy(td__shm_piece(staging->comm, staging->comm->index, c),
-                   (const char *)operation->call.input + buffer_offset(staging, c, 0),
-                   now * staging->element);
-        return;
-    }
+    size_t at, first, end, element = staging->element;
+    size_t size = cut(staging, c, 0, operation->call.count * element, &at);
+    const char *from = (const char *)operation->call.input + at;
+    char *to = td__shm_piece(staging->comm, staging->comm->index, c);
+    slice_of(staging, size / element, staging->comm->index, &first, &end);
+    memcpy(to, from, first * element);
+    memcpy(to + end * element, from + end * element, size - end * element);
 }
 
 /* Reduces this rank's slice of piece c to the output, and to its stage if other ranks need it. */
@@ -185,18 +125,19 @@ static void reduce_slice(const struct staging *staging, uint64_t c)
 {
     struct td__shm_comm *comm = staging->comm;
     const struct td__operation *operation = staging->operation;
-    size_t first, end, offset = buffer_offset(staging, c, 0);
-    slice_of(staging, count_in_piece(staging, c, operation->call.count), comm->index, &first, &end);
+    size_t at, first, end;
+    size_t size = cut(staging, c, 0, operation->call.count * staging->element, &at);
+    slice_of(staging, size / staging->element, comm->index, &first, &end);
     if (first == end)
         return;
     size_t skip = first * staging->element;
     for (int i = 0; i < comm->size; i++)
         comm->sources[i] = td__shm_piece(comm, i, c) + skip;
-    comm->sources[comm->index] = (const char *)operation->call.input + offset + skip;
+    comm->sources[comm->index] = (const char *)operation->call.input + at + skip;
     void *targets[2];
     int count = 0;
     if (operation->call.output)
-        targets[count++] = (char *)operation->call.output + offset + skip;
+        targets[count++] = (char *)operation->call.output + at + skip;
     if (operation->call.kind == TD_OP_ALL_REDUCE || !staging->is_root)
         targets[count++] = td__shm_piece(comm, comm->index, c) + skip;
     td__reduce_many(&staging->reduction, targets, count, comm->sources, comm->size, end - first);
@@ -206,37 +147,36 @@ static void reduce_slice(const struct staging *staging, uint64_t c)
 static void copy_reduced(const struct staging *staging, uint64_t c)
 {
     struct td__shm_comm *comm = staging->comm;
-    size_t now = count_in_piece(staging, c, staging->operation->call.count);
-    char *output = (char *)staging->operation->call.output + buffer_offset(staging, c, 0);
+    const struct td__operation *operation = staging->operation;
+    size_t at, first, end, element = staging->element;
+    size_t size = cut(staging, c, 0, operation->call.count * element, &at);
+    if (operation->call.kind == TD_OP_REDUCE && !staging->is_root)
+        return;
     for (int k = 1; k < comm->size; k++) {
         int i = (comm->index + k) % comm->size;
-        size_t first, end;
-        slice_of(staging, now, i, &first, &end);
-        memcpy(output + first * staging->element,
-               td__shm_piece(comm, i, c) + first * staging->element,
-               (end - first) * staging->element);
+        slice_of(staging, size / element, i, &first, &end);
+        memcpy((char *)operation->call.output + at + first * element,
+               td__shm_piece(comm, i, c) + first * element, (end - first) * element);
     }
 }
 
-/* Copies the parts for this rank to the output: from the other stages, where they are part `part`; its own from
- * its input, from element `own` on. */
-static void copy_parts(const struct staging *staging, uint64_t c, size_t part, size_t own)
+/* Copies piece c of what all ranks have for this one to the output. */
+static void copy_parts(const struct staging *staging, uint64_t c)
 {
     const struct td__operation *operation = staging->operation;
     struct td__shm_comm *comm = staging->comm;
-    size_t start = 0;
+    size_t offset = stage_offset(staging, comm->index) * staging->element;
     for (int i = 0; i < comm->size; i++) {
-        size_t count = operation->call.output_counts ? operation->call.output_counts[i]
-                                                     : operation->call.count;
-        size_t now = count_in_piece(staging, c, count);
-        char *to = (char *)operation->call.output + buffer_offset(staging, c, start);
-        const char *from = i == comm->index ? (const char *)operation->call.input +
-                                                  buffer_offset(staging, c, own)
-                                            : td__shm_piece(comm, i, c) +
-                                                  part * staging->step * staging->element;
-        if (now && to != from)
-            memcpy(to, from, now * staging->element);
-        start += count;
+        struct td__shm_span span = span_of(staging, i, comm->index);
+        size_t first, size = cut(staging, c, comm->index, span.size, &first);
+        if (!size)
+            continue;
+        char *to = (char *)operation->call.output + span.output + first;
+        const char *from = i == comm->index
+                               ? (const char *)operation->call.input + span.input + first
+                               : td__shm_piece(comm, i, c) + offset;
+        if (to != from)
+            memcpy(to, from, size);
     }
 }
 
@@ -246,69 +186,21 @@ static void reduce_parts(const struct staging *staging, uint64_t c)
     const struct td__operation *operation = staging->operation;
     struct td__shm_comm *comm = staging->comm;
     int mine = comm->index;
-    size_t now = part_in_piece(staging, c, mine, part_count(staging, mine));
-    size_t start = staging->sliced ? td__part(operation->call.count, comm->size, mine)
-                                   : td__operation_part_start(operation, mine);
-    if (!now)
+    struct td__shm_span span = span_of(staging, mine, mine);
+    size_t first, size = cut(staging, c, mine, span.size, &first);
+    if (!size)
         return;
-    void *target = (char *)operation->call.output +
-                   part_buffer_offset(staging, c, mine, staging->sliced ? start : 0);
+    void *target = (char *)operation->call.output + span.output + first;
+    size_t offset = stage_offset(staging, mine) * staging->element;
     for (int i = 0; i < comm->size; i++)
-        comm->sources[i] = td__shm_piece(comm, i, c) +
-                           stage_offset(staging, mine) * staging->element;
-    comm->sources[mine] = (const char *)operation->call.input +
-                          part_buffer_offset(staging, c, mine, start);
-    td__reduce_many(&staging->reduction, &target, 1, comm->sources, comm->size, now);
-}
-
-static void stage_out(const struct staging *staging, uint64_t c)
-{
-    const struct td__operation *operation = staging->operation;
-    struct td__shm_comm *comm = staging->comm;
-    size_t mine = (size_t)comm->index, own = 0;
-    size_t bytes = count_in_piece(staging, c, operation->call.count) * staging->element;
-    char *to = (char *)operation->call.output + buffer_offset(staging, c, 0);
-    const char *from = td__shm_piece(comm, operation->call.root < 0 ? 0 : operation->call.root, c);
-    switch (operation->call.kind) {
-    case TD_OP_ALL_GATHER:
-        copy_parts(staging, c, 0, 0);
-        return;
-    case TD_OP_ALL_TO_ALL:
-        for (int i = 0; i < comm->index; i++)
-            own += operation->call.input_counts ? operation->call.input_counts[i]
-                                                : operation->call.count;
-        copy_parts(staging, c, mine, own);
-        return;
-    case TD_OP_GATHER:
-        if (staging->is_root)
-            copy_parts(staging, c, 0, 0);
-        return;
-    case TD_OP_REDUCE_SCATTER:
-        reduce_parts(staging, c);
-        return;
-    case TD_OP_BROADCAST:
-        if (!staging->is_root)
-            memcpy(to, from, bytes);
-        return;
-    case TD_OP_SCATTER:
-        from += mine * staging->step * staging->element;
-        if (staging->is_root)
-            from = (const char *)operation->call.input +
-                   buffer_offset(staging, c, mine * operation->call.count);
-        if (to != from)
-            memcpy(to, from, bytes);
-        return;
-    default: /* all_reduce and reduce */
-        if (staging->sliced)
-            reduce_parts(staging, c);
-        else if (operation->call.kind == TD_OP_ALL_REDUCE || staging->is_root)
-            copy_reduced(staging, c);
-        return;
-    }
+        comm->sources[i] = td__shm_piece(comm, i, c) + offset;
+    comm->sources[mine] = (const char *)operation->call.input + span.input + first;
+    td__reduce_many(&staging->reduction, &target, 1, comm->sources, comm->size,
+                    size / staging->element);
 }
 
 static struct staging staging_of(struct td__shm_comm *comm, const struct td__operation *operation,
-                                 size_t largest, bool can_copy)
+                                 bool can_copy)
 {
     td_op_kind kind = operation->call.kind;
     struct staging staging = {
@@ -316,7 +208,6 @@ static struct staging staging_of(struct td__shm_comm *comm, const struct td__ope
         .operation = operation,
         .reduction = td__shm_reduction(comm, operation),
         .element = td__operation_element(operation),
-        .count = operation->call.input_counts ? largest : operation->call.count,
         .is_root = operation->call.root == comm->index,
     };
     size_t bytes = operation->call.count * staging.element;
@@ -324,15 +215,11 @@ static struct staging staging_of(struct td__shm_comm *comm, const struct td__ope
                      bytes >= KERNEL_MIN_BYTES &&
                      bytes / (size_t)comm->size <= MAX_SLICE_CACHES * td__cache_bytes(2);
     staging.reduces = (kind == TD_OP_ALL_REDUCE && !staging.sliced) || kind == TD_OP_REDUCE;
-    for (int i = 0; staging.sliced && i < comm->size; i++) {
-        size_t count = part_count(&staging, i);
-        staging.count = i && staging.count > count ? staging.count : count;
-    }
-    bool by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
-                    kind == TD_OP_ALL_TO_ALL;
+    staging.by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
+                       kind == TD_OP_ALL_TO_ALL || staging.sliced;
     staging.proportional = kind == TD_OP_REDUCE_SCATTER && operation->call.input_counts;
     staging.step = (comm->oversubscribed ? TD__PIECE_BYTES : DEDICATED_PIECE) / staging.element;
-    if ((by_parts && !staging.proportional) || staging.sliced)
+    if (staging.by_parts && !staging.proportional)
         staging.step /= (size_t)comm->size;
     /* Whole cache lines, if a piece has enough. */
     if (staging.step > 64)
@@ -340,11 +227,19 @@ static struct staging staging_of(struct td__shm_comm *comm, const struct td__ope
     return staging;
 }
 
-/* The number of pieces. If `proportional`, about the least for which the elements of all parts in a piece fit into a
- * stage: that is step_of() rounded up for each part. */
+/* The number of pieces of the largest part. If `proportional`, about the least for which the elements of all parts in
+ * a piece fit into a stage: that is step_of() rounded up for each part. */
 static void count_pieces(struct staging *staging)
 {
-    size_t total = staging->proportional ? staging->operation->call.count : staging->count;
+    size_t total = staging->proportional ? staging->operation->call.count
+                                         : td__shm_largest_part(staging->comm, staging->operation);
+    if (staging->sliced) {
+        total = 0;
+        for (int i = 0; i < staging->comm->size; i++) {
+            size_t slice = span_of(staging, 0, i).size / staging->element;
+            total = slice > total ? slice : total;
+        }
+    }
     staging->pieces = (total + staging->step - 1) / staging->step;
     while (staging->proportional && staging->pieces) {
         size_t used = stage_offset(staging, staging->comm->size);
@@ -365,9 +260,9 @@ static td_status fetch_slices(const struct staging *staging, unsigned phase)
 }
 
 td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *operation,
-                         size_t largest, bool can_copy)
+                         bool can_copy)
 {
-    struct staging staging = staging_of(comm, operation, largest, can_copy);
+    struct staging staging = staging_of(comm, operation, can_copy);
     if (!staging.step || (staging.proportional && staging.step < 2 * (size_t)comm->size))
         return td__shm_fail(comm, TD_ERR_UNSUPPORTED,
                             "%s: too many ranks on one host for buffers of this kind; allocate "
@@ -379,20 +274,21 @@ td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *
     if (!pieces)
         return TD_OK;
 
+    void (*stage_in)(const struct staging *, uint64_t) = staging.reduces ? stage_slices
+                                                                         : stage_parts;
+    bool reduces_parts = operation->call.kind == TD_OP_REDUCE_SCATTER || staging.sliced;
     stage_in(&staging, 0);
     td__shm_reach(comm, phase);
     for (uint64_t c = 0; c < pieces + staging.reduces; c++) {
         TD_TRY(td__shm_await_all(comm, operation, phase++));
         if (c + 1 < pieces)
             stage_in(&staging, c + 1);
-        if (!staging.reduces) {
-            stage_out(&staging, c);
-        } else {
-            if (c)
-                stage_out(&staging, c - 1);
-            if (c < pieces)
-                reduce_slice(&staging, c);
-        }
+        if (staging.reduces && c)
+            copy_reduced(&staging, c - 1);
+        if (staging.reduces && c < pieces)
+            reduce_slice(&staging, c);
+        if (!staging.reduces)
+            (reduces_parts ? reduce_parts : copy_parts)(&staging, c);
         td__shm_reach(comm, phase);
     }
     return staging.sliced ? fetch_slices(&staging, phase) : TD_OK;

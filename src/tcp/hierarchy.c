@@ -133,8 +133,7 @@ static td_status exchange_local(struct td__shm_comm *comm, const struct td__oper
                                 struct local *local)
 {
     bool shared;
-    size_t largest;
-    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
+    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared));
     *local = (struct local){comm->sources, comm->targets, comm->size};
     if (!shared) /* cannot be: td__hierarchy_run() copies */
         return td__shm_fail(comm, TD_ERR_NOMEM, "%s: no shareable memory on some rank",
