@@ -2,7 +2,8 @@
  * many megabytes; a collective moves as much in smaller ones. */
 #include "reduce/copy.h"
 
-#include <fcntl.h>
+#include "base/text.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,9 @@ enum { MOST_CACHES = 8 }; /* of a processor, in sysfs */
 /* A number from sysfs about cache `index` of the first processor; 0 without one. */
 static long read_number(int index, const char *name)
 {
-    char path[96], text[32] = "";
+    char path[96], text[32];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index, name);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t length = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    return length > 0 ? strtol(text, NULL, 10) : 0;
+    return td__text_read(path, text, sizeof text) ? strtol(text, NULL, 10) : 0;
 }
 
 /* The size of one cache. sysconf() has the sum of a socket's L3 caches on AMD. */

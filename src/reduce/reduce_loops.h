@@ -34,47 +34,43 @@
         type *e = NULL, *f = NULL, *g = NULL, *h = NULL;                                           \
         if (n == 2) {                                                                              \
             if (out)                                                                               \
-                EACH out[i] = put(PAIR(get, op, a, b));                                            \
+                EACH out[i] = put(TWO(get, op));                                                   \
             else                                                                                   \
-                EACH a[i] = b[i] = put(PAIR(get, op, a, b));                                       \
+                EACH a[i] = b[i] = put(TWO(get, op));                                              \
         } else if (n == 4) {                                                                       \
             c = from[2], d = from[3];                                                              \
             if (out)                                                                               \
-                EACH out[i] = put(op(PAIR(get, op, a, b), PAIR(get, op, c, d)));                   \
+                EACH out[i] = put(FOUR(get, op));                                                  \
             else                                                                                   \
-                EACH a[i] = b[i] = c[i] = d[i] = put(                                              \
-                    op(PAIR(get, op, a, b), PAIR(get, op, c, d)));                                 \
+                EACH a[i] = b[i] = c[i] = d[i] = put(FOUR(get, op));                               \
         } else {                                                                                   \
             c = from[2], d = from[3], e = from[4], f = from[5], g = from[6], h = from[7];          \
             if (out)                                                                               \
-                EACH out[i] = put(op(op(PAIR(get, op, a, b), PAIR(get, op, c, d)),                 \
-                                     op(PAIR(get, op, e, f), PAIR(get, op, g, h))));               \
+                EACH out[i] = put(EIGHT(get, op));                                                 \
             else                                                                                   \
-                EACH a[i] = b[i] = c[i] = d[i] = e[i] = f[i] = g[i] = h[i] = put(                  \
-                    op(op(PAIR(get, op, a, b), PAIR(get, op, c, d)),                               \
-                       op(PAIR(get, op, e, f), PAIR(get, op, g, h))));                             \
+                EACH a[i] = b[i] = c[i] = d[i] = e[i] = f[i] = g[i] = h[i] = put(EIGHT(get, op));  \
         }                                                                                          \
         for (size_t i = whole; i < count; i++) {                                                   \
-            __typeof__(get(*a)) value = PAIR(get, op, a, b);                                       \
-            if (n > 2)                                                                             \
-                value = op(value, PAIR(get, op, c, d));                                            \
-            if (n > 4)                                                                             \
-                value = op(value, op(PAIR(get, op, e, f), PAIR(get, op, g, h)));                   \
-            type element = put(value);                                                             \
-            if (out) {                                                                             \
+            type element = put(n == 2 ? TWO(get, op) : n == 4 ? FOUR(get, op) : EIGHT(get, op));   \
+            if (out)                                                                               \
                 out[i] = element;                                                                  \
-                continue;                                                                          \
-            }                                                                                      \
-            a[i] = b[i] = element;                                                                 \
-            if (n > 2)                                                                             \
-                c[i] = d[i] = element;                                                             \
-            if (n > 4)                                                                             \
-                e[i] = f[i] = g[i] = h[i] = element;                                               \
+            for (int k = 0; !out && k < n; k++)                                                    \
+                ((type *)from[k])[i] = element;                                                    \
         }                                                                                          \
     }
 
 #define PAIR(get, op, x, y) op(get((x)[i]), get((y)[i]))
+#define TWO(get, op) PAIR(get, op, a, b)
+#define FOUR(get, op) op(TWO(get, op), PAIR(get, op, c, d))
+#define EIGHT(get, op) op(FOUR(get, op), op(PAIR(get, op, e, f), PAIR(get, op, g, h)))
 #define AS_IS(value) (value)
+
+/* Defines the operation `name` on a and b. */
+#define OPERATION(name, type, result)                                                              \
+    INLINE type name(type a, type b)                                                               \
+    {                                                                                              \
+        return (type)(result);                                                                     \
+    }
 
 /* ---- f32, f64 --------------------------------------------------------------------------------
  *
@@ -90,14 +86,8 @@
     {                                                                                              \
         return value == value ? value : (real)NAN;                                                 \
     }                                                                                              \
-    INLINE real prefix##_add(real a, real b)                                                       \
-    {                                                                                              \
-        return a + b;                                                                              \
-    }                                                                                              \
-    INLINE real prefix##_multiply(real a, real b)                                                  \
-    {                                                                                              \
-        return a * b;                                                                              \
-    }                                                                                              \
+    OPERATION(prefix##_add, real, a + b)                                                           \
+    OPERATION(prefix##_multiply, real, (a * b))                                                    \
     INLINE real prefix##_least(real a, real b)                                                     \
     {                                                                                              \
         word greater_a = -(word)(a > b), greater_b = -(word)(b > a);                               \
@@ -180,79 +170,19 @@ FOLD(f64_average, double, AS_IS, f64_add, F64_OVER_N)
 COMPLEX(complex64, float, f32_quiet)
 COMPLEX(complex128, double, f64_quiet)
 
-/* ---- f16, bf16 -------------------------------------------------------------------------------
- *
- * Sums and products are computed in f32. Numbers compare as their bits do as integers, once the bits below a
- * negative sign are inverted. NaN is what exceeds infinity, without the sign. */
-
-INLINE int16_t half_order(int16_t half)
-{
-    return (int16_t)(half ^ (half >> 15 & 0x7fff)); /* its own inverse */
-}
-
-INLINE int16_t half_least(int16_t a, int16_t b)
-{
-    return a < b ? a : b;
-}
-
-INLINE int16_t half_greatest(int16_t a, int16_t b)
-{
-    return a > b ? a : b;
-}
-
-#define HALF(prefix, infinity, nan)                                                                \
-    INLINE int16_t prefix##_quiet(int16_t value, int16_t a, int16_t b)                             \
-    {                                                                                              \
-        return half_greatest(a & 0x7fff, b & 0x7fff) > (infinity) ? (nan) : value;                 \
-    }                                                                                              \
-    INLINE int16_t prefix##_least(int16_t a, int16_t b)                                            \
-    {                                                                                              \
-        return prefix##_quiet(half_order(half_least(half_order(a), half_order(b))), a, b);         \
-    }                                                                                              \
-    INLINE int16_t prefix##_greatest(int16_t a, int16_t b)                                         \
-    {                                                                                              \
-        return prefix##_quiet(half_order(half_greatest(half_order(a), half_order(b))), a, b);      \
-    }                                                                                              \
-    FOLD(prefix##_min, int16_t, AS_IS, prefix##_least, AS_IS)                                      \
-    FOLD(prefix##_max, int16_t, AS_IS, prefix##_greatest, AS_IS)
-
-HALF(f16, 0x7c00, 0x7e00)
-HALF(bf16, 0x7f80, 0x7fc0)
-
-/* From elements to elements, with the rounding. Not for f16: compilers do not vectorise with the processors'
- * conversions. */
-INLINE uint16_t bf16_round(float value)
-{
-    return value == value ? td__round_to_bf16(value) : 0x7fc0;
-}
-
-FOLD(bf16_sum_elements, uint16_t, td__bf16_to_f32, f32_add, bf16_round)
-
 /* ---- Integers --------------------------------------------------------------------------------
  *
  * Sums and products wrap around, and have the same bits with and without a sign. */
 
 #define WRAPPING(prefix, type)                                                                     \
-    INLINE type prefix##_add(type a, type b)                                                       \
-    {                                                                                              \
-        return (type)(a + b);                                                                      \
-    }                                                                                              \
-    INLINE type prefix##_multiply(type a, type b)                                                  \
-    {                                                                                              \
-        return (type)(1u * a * b);                                                                 \
-    }                                                                                              \
+    OPERATION(prefix##_add, type, a + b)                                                           \
+    OPERATION(prefix##_multiply, type, 1u * a * b)                                                 \
     FOLD(prefix##_sum, type, AS_IS, prefix##_add, AS_IS)                                           \
     FOLD(prefix##_product, type, AS_IS, prefix##_multiply, AS_IS)
 
 #define ORDERED(prefix, type)                                                                      \
-    INLINE type prefix##_least(type a, type b)                                                     \
-    {                                                                                              \
-        return a < b ? a : b;                                                                      \
-    }                                                                                              \
-    INLINE type prefix##_greatest(type a, type b)                                                  \
-    {                                                                                              \
-        return a > b ? a : b;                                                                      \
-    }                                                                                              \
+    OPERATION(prefix##_least, type, a < b ? a : b)                                                 \
+    OPERATION(prefix##_greatest, type, a > b ? a : b)                                              \
     FOLD(prefix##_min, type, AS_IS, prefix##_least, AS_IS)                                         \
     FOLD(prefix##_max, type, AS_IS, prefix##_greatest, AS_IS)
 
@@ -269,22 +199,45 @@ ORDERED(i64, int64_t)
 ORDERED(u32, uint32_t)
 ORDERED(u64, uint64_t)
 
+/* ---- f16, bf16 -------------------------------------------------------------------------------
+ *
+ * Sums and products are computed in f32. Numbers compare as their bits do as integers, once the bits below a
+ * negative sign are inverted. NaN is what exceeds infinity, without the sign. */
+
+INLINE int16_t half_order(int16_t half)
+{
+    return (int16_t)(half ^ (half >> 15 & 0x7fff)); /* its own inverse */
+}
+
+#define HALF(prefix, infinity, nan)                                                                \
+    INLINE int16_t prefix##_quiet(int16_t value, int16_t a, int16_t b)                             \
+    {                                                                                              \
+        return i16_greatest(a & 0x7fff, b & 0x7fff) > (infinity) ? (nan) : value;                  \
+    }                                                                                              \
+    OPERATION(prefix##_least, int16_t,                                                             \
+              prefix##_quiet(half_order(i16_least(half_order(a), half_order(b))), a, b))           \
+    OPERATION(prefix##_greatest, int16_t,                                                          \
+              prefix##_quiet(half_order(i16_greatest(half_order(a), half_order(b))), a, b))        \
+    FOLD(prefix##_min, int16_t, AS_IS, prefix##_least, AS_IS)                                      \
+    FOLD(prefix##_max, int16_t, AS_IS, prefix##_greatest, AS_IS)
+
+HALF(f16, 0x7c00, 0x7e00)
+HALF(bf16, 0x7f80, 0x7fc0)
+
+/* From elements to elements, with the rounding. Not for f16: compilers do not vectorise with the processors'
+ * conversions. */
+INLINE uint16_t bf16_round(float value)
+{
+    return value == value ? td__round_to_bf16(value) : 0x7fc0;
+}
+
+FOLD(bf16_sum_elements, uint16_t, td__bf16_to_f32, f32_add, bf16_round)
+
 /* ---- Bits, and bool -------------------------------------------------------------------------- */
 
-INLINE uint8_t bits_and(uint8_t a, uint8_t b)
-{
-    return a & b;
-}
-
-INLINE uint8_t bits_or(uint8_t a, uint8_t b)
-{
-    return a | b;
-}
-
-INLINE uint8_t bits_xor(uint8_t a, uint8_t b)
-{
-    return a ^ b;
-}
+OPERATION(bits_and, uint8_t, (a & b))
+OPERATION(bits_or, uint8_t, a | b)
+OPERATION(bits_xor, uint8_t, a ^ b)
 
 FOLD(band, uint8_t, AS_IS, bits_and, AS_IS)
 FOLD(bor, uint8_t, AS_IS, bits_or, AS_IS)

@@ -13,24 +13,9 @@ enum { BLOCK_BYTES = 4096, PAGE = 4096 }; /* of accumulators; 2 to 8 KiB are abo
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
-static bool is_integer(td_dtype dtype)
-{
-    return dtype >= TD_I8 && dtype <= TD_U64;
-}
-
-static bool is_complex(td_dtype dtype)
-{
-    return dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128;
-}
-
 static bool is_f64(td_dtype dtype)
 {
     return dtype == TD_F64 || dtype == TD_COMPLEX128;
-}
-
-static bool is_half(td_dtype dtype)
-{
-    return dtype == TD_F16 || dtype == TD_BF16;
 }
 
 td_status td__reduction_check(const struct td__reduction *reduction)
@@ -44,30 +29,15 @@ td_status td__reduction_check(const struct td__reduction *reduction)
         return td_fail(TD_ERR_INVALID, "reduction of %s: %d is not an operation (see td_reduce_op)",
                        td_dtype_name(dtype), (int)op);
 
+    bool is_complex = dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128;
+    bool has_bits = (dtype >= TD_I8 && dtype <= TD_U64) || dtype == TD_BOOL;
     const char *takes = NULL;
-    switch (op) {
-    case TD_SUM:
-    case TD_PRODUCT:
-        break;
-    case TD_MIN:
-    case TD_MAX:
-        if (is_complex(dtype))
-            takes = "complex numbers have no order";
-        break;
-    case TD_AVG:
-    case TD_PREMUL_SUM:
-        if (is_integer(dtype) || dtype == TD_BOOL)
-            takes = "it takes floating-point and complex types; use sum";
-        break;
-    case TD_BAND:
-    case TD_BOR:
-    case TD_BXOR:
-        if (!is_integer(dtype) && dtype != TD_BOOL)
-            takes = "bitwise operations take integers and bool";
-        break;
-    default: /* none is above the last */
-        break;
-    }
+    if ((op == TD_MIN || op == TD_MAX) && is_complex)
+        takes = "complex numbers have no order";
+    else if ((op == TD_AVG || op == TD_PREMUL_SUM) && has_bits)
+        takes = "it takes floating-point and complex types; use sum";
+    else if ((op == TD_BAND || op == TD_BOR || op == TD_BXOR) && !has_bits)
+        takes = "bitwise operations take integers and bool";
     if (takes)
         return td_fail(TD_ERR_INVALID, "reduction: there is no %s of %s: %s", td_reduce_op_name(op),
                        td_dtype_name(dtype), takes);
@@ -77,7 +47,8 @@ td_status td__reduction_check(const struct td__reduction *reduction)
 td_dtype td__reduction_accumulator(const struct td__reduction *reduction)
 {
     bool exact = reduction->user || reduction->op == TD_MIN || reduction->op == TD_MAX;
-    return is_half(reduction->dtype) && !exact ? TD_F32 : reduction->dtype;
+    bool is_half = reduction->dtype == TD_F16 || reduction->dtype == TD_BF16;
+    return is_half && !exact ? TD_F32 : reduction->dtype;
 }
 
 /* A reduction, with what each call looks up once. */
