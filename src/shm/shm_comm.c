@@ -2,6 +2,7 @@
 #include "shm/shm_comm.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -108,16 +109,12 @@ td_status td__shm_state(struct td__shm_comm *comm)
 /* Lists the members that have not reached `progress` in `text`. Returns their number. */
 static int list_missing(const struct td__shm_comm *comm, uint64_t progress, char *text, size_t room)
 {
-    size_t length = 0;
     int count = 0;
     text[0] = 0;
-    for (int i = 0; i < comm->size && length < room - 16; i++)
+    for (int i = 0; i < comm->size; i++)
         if (atomic_load(&td__shm_announcement_of(comm, i, progress >> TD__PHASE_BITS)->progress) <
-            progress) {
-            length += (size_t)snprintf(text + length, room - length, "%s%d", length ? ", " : "",
-                                       comm->world_ranks[i]);
-            count++;
-        }
+            progress)
+            td__text_add(text, room, "%s%d", count++ ? ", " : "", comm->world_ranks[i]);
     return count;
 }
 
@@ -287,8 +284,8 @@ static td_status await_progress(struct td__shm_comm *comm, const struct td__oper
 
 /* Begins a call that may be `depth` calls ahead of the slowest member. At that limit it waits until the slowest
  * member is depth / 2 behind, so that not every call waits. */
-static td_status begin(struct td__shm_comm *comm, const struct td__operation *operation,
-                       uint64_t depth)
+td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *operation,
+                        uint64_t depth)
 {
     uint64_t call = ++comm->call;
     comm->deadline = operation->deadline;
@@ -305,20 +302,9 @@ static td_status begin(struct td__shm_comm *comm, const struct td__operation *op
         comm->agreed = agreed;
     }
     td__shm_record_call(comm, operation);
-    return TD_OK;
-}
-
-td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *operation)
-{
-    TD_TRY(begin(comm, operation, TD__SHM_DEPTH));
-    if (operation->reduction.op == TD_PREMUL_SUM)
+    if (depth == TD__SHM_DEPTH && operation->reduction.op == TD_PREMUL_SUM)
         td__shm_slot(comm, comm->index)->args.factor = operation->reduction.factor;
     return TD_OK;
-}
-
-td_status td__shm_begin_inline(struct td__shm_comm *comm, const struct td__operation *operation)
-{
-    return begin(comm, operation, TD__SHM_INLINE_DEPTH);
 }
 
 /* Wakes the members that sleep. The caller has made the change before that they may be waiting for. */
@@ -524,7 +510,7 @@ td_status td__shm_publish(struct td__shm_comm *comm, const struct td__operation 
 {
     if (td__shm_is_broken(comm))
         return broken(comm);
-    TD_TRY(td__shm_begin_inline(comm, operation));
+    TD_TRY(td__shm_begin(comm, operation, TD__SHM_INLINE_DEPTH));
     td__shm_reach(comm, 1);
     return TD_OK;
 }

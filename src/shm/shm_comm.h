@@ -125,11 +125,12 @@ struct td__shm_comm {
     uint64_t sequence;     /* its number in the group, which also counts rejected calls */
     td__deadline deadline; /* of the current call; 0: the call has not waited yet */
     uint64_t agreed;       /* all members have begun this call, and their calls up to it match */
+    void **buffers;        /* the memory of the following four */
     const void **sources;  /* the inputs of all members in the current call */
     void **targets;        /* their outputs */
-    struct td__shm_views *views; /* of each member */
-    const void **inputs;         /* the parts of `sources` and `targets` of the current task */
+    const void **inputs;   /* the parts of `sources` and `targets` of the current task */
     void **outputs;
+    struct td__shm_views *views; /* of each member */
     double *factors;
     uint64_t nonce;
     int can_copy;       /* result of td__shm_can_copy(): 0: not known yet; 1: yes; -1: no */
@@ -218,11 +219,10 @@ td_status td__shm_compare(struct td__shm_comm *comm, const struct td__operation 
 /** Returns `index`, or with -1 any member, if it has ended or left; else -1. */
 int td__shm_find_lost(struct td__shm_comm *comm, int index);
 
-/** Begins the next call: waits until this rank may write its slot for it, and records its fingerprint. */
-td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *operation);
-
-/** The same for a call that does not use its slot. */
-td_status td__shm_begin_inline(struct td__shm_comm *comm, const struct td__operation *operation);
+/** Begins the next call: waits until this rank may write its slot for it (`depth`: TD__SHM_DEPTH), or its announcement
+ *  if the call does not use the slot (TD__SHM_INLINE_DEPTH), and records its fingerprint. */
+td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *operation,
+                        uint64_t depth);
 
 /** Announces that this rank has reached `phase` (from 1) of the call. */
 void td__shm_reach(struct td__shm_comm *comm, unsigned phase);

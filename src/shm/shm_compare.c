@@ -7,9 +7,7 @@
 #include "shm/shm_comm.h"
 
 #include "base/fail.h"
-
-#include <stdio.h>
-#include <string.h>
+#include "base/text.h"
 
 /* Bits of a fingerprint: kind, dtype and reduce op (4 each), root (12), count (39), and DETAILED: cell->details
  * must match too. An all_to_all with uneven parts has different counts on each rank, and the kind UNEVEN. */
@@ -32,33 +30,6 @@ static uint64_t fingerprint_of(const struct td__operation *operation)
                                                : (uint64_t)operation->called_root % NO_ROOT;
     return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
            (uint64_t)operation->call.count << 25 >> 1 | (details_of(operation) ? DETAILED : 0);
-}
-
-static void describe_fingerprint(uint64_t fingerprint, uint64_t details, char *text, size_t room)
-{
-    unsigned kind = fingerprint & 15, dtype = fingerprint >> 4 & 15, op = fingerprint >> 8 & 15;
-    unsigned root = fingerprint >> 12 & 4095;
-    char detail[64];
-    const char *name = kind == UNEVEN           ? "all_to_all with uneven parts"
-                       : kind < TD__COLLECTIVES ? td_op_kind_name((td_op_kind)kind)
-                                                : "something else";
-    int length = snprintf(text, room, "%s", name);
-    if (kind != UNEVEN && kind != TD_OP_BARRIER)
-        length += snprintf(text + length, room - (size_t)length, " of %llu %s",
-                           (unsigned long long)((fingerprint & ~DETAILED) >> 24),
-                           td_dtype_name((td_dtype)dtype));
-    bool reduces = kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
-    if (reduces && op == OWN_OPERATION)
-        length += snprintf(text + length, room - (size_t)length, ", its own operation no. %u",
-                           (unsigned)(details >> 32));
-    else if (reduces)
-        length += snprintf(text + length, room - (size_t)length, ", %s",
-                           td_reduce_op_name((td_reduce_op)op));
-    if (root != NO_ROOT)
-        length += snprintf(text + length, room - (size_t)length, ", root %u", root);
-    if (fingerprint & DETAILED)
-        snprintf(text + length, room - (size_t)length, "%s",
-                 td__detail_text((uint32_t)details, detail));
 }
 
 static size_t *counts_of(const struct td__shm_comm *comm, int index, uint64_t call)
@@ -90,14 +61,30 @@ static void describe_call(struct td__shm_comm *comm, int index, uint64_t call, i
                           char text[CALL_TEXT])
 {
     uint64_t fingerprint = td__shm_announcement_of(comm, index, call)->fingerprint;
-    uint32_t detail = (uint32_t)*detail_of(comm, index, call);
-    char counts[TD__COUNTS_TEXT];
-    describe_fingerprint(fingerprint, *detail_of(comm, index, call), text, CALL_TEXT);
-    if (!(fingerprint & DETAILED) || detail & TD__DETAIL_LIST || !(detail & TD__DETAIL_UNEVEN))
-        return;
-    size_t used = strlen(text);
-    snprintf(text + used, CALL_TEXT - used, " with counts %s",
-             td__counts_text(counts_of(comm, index, call), parts, counts));
+    uint64_t details = fingerprint & DETAILED ? *detail_of(comm, index, call) : 0;
+    unsigned kind = fingerprint & 15, dtype = fingerprint >> 4 & 15, op = fingerprint >> 8 & 15;
+    unsigned root = fingerprint >> 12 & 4095;
+    bool reduces = kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
+    char detail[64], counts[TD__COUNTS_TEXT];
+    text[0] = 0;
+    td__text_add(text, CALL_TEXT, "%s",
+                 kind == UNEVEN           ? "all_to_all with uneven parts"
+                 : kind < TD__COLLECTIVES ? td_op_kind_name((td_op_kind)kind)
+                                          : "something else");
+    if (kind != UNEVEN && kind != TD_OP_BARRIER)
+        td__text_add(text, CALL_TEXT, " of %llu %s",
+                     (unsigned long long)((fingerprint & ~DETAILED) >> 24),
+                     td_dtype_name((td_dtype)dtype));
+    if (reduces && op == OWN_OPERATION)
+        td__text_add(text, CALL_TEXT, ", its own operation no. %u", (unsigned)(details >> 32));
+    else if (reduces)
+        td__text_add(text, CALL_TEXT, ", %s", td_reduce_op_name((td_reduce_op)op));
+    if (root != NO_ROOT)
+        td__text_add(text, CALL_TEXT, ", root %u", root);
+    td__text_add(text, CALL_TEXT, "%s", td__detail_text((uint32_t)details, detail));
+    if (details & TD__DETAIL_UNEVEN && !(details & TD__DETAIL_LIST))
+        td__text_add(text, CALL_TEXT, " with counts %s",
+                     td__counts_text(counts_of(comm, index, call), parts, counts));
 }
 
 static td_status fail_mismatch(struct td__shm_comm *comm, const struct td__operation *operation,

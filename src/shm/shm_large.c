@@ -350,7 +350,7 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     const td_call *call = &operation->call;
     bool is_root = call->root == comm->index, exchange = td__shm_exchanges_counts(operation);
     size_t input, output;
-    TD_TRY(td__shm_begin(comm, operation));
+    TD_TRY(td__shm_begin(comm, operation, TD__SHM_DEPTH));
     if (exchange)
         TD_TRY(publish_counts(comm, operation));
     td__shm_extents(comm, operation, comm->index, &input, &output);
@@ -372,20 +372,11 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
 
 /* Where process_vm_readv() was measured to be faster than the stages. If ranks share processors, broadcast and
  * all_gather are faster through a stage, whose data all ranks read from the cache. */
-static bool prefers_kernel_copy(const struct td__shm_comm *comm,
-                                const struct td__operation *operation)
+static bool prefers_kernel_copy(const struct td__shm_comm *comm, td_op_kind kind)
 {
-    switch (operation->call.kind) {
-    case TD_OP_BROADCAST:
-    case TD_OP_ALL_GATHER:
+    if (kind == TD_OP_BROADCAST || kind == TD_OP_ALL_GATHER)
         return !comm->oversubscribed;
-    case TD_OP_SCATTER:
-    case TD_OP_GATHER:
-    case TD_OP_ALL_TO_ALL:
-        return true;
-    default:
-        return false;
-    }
+    return kind == TD_OP_SCATTER || kind == TD_OP_GATHER || kind == TD_OP_ALL_TO_ALL;
 }
 
 static bool all_can_copy(struct td__shm_comm *comm)
@@ -419,7 +410,7 @@ td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *o
     comm->methods = (uint32_t)td__shm_slot(comm, 0)->args.methods;
     td__reduce_methods_adopt(comm->methods);
     bool can_copy = !shared && all_can_copy(comm);
-    if (can_copy && prefers_kernel_copy(comm, operation))
+    if (can_copy && prefers_kernel_copy(comm, operation->call.kind))
         return td__shm_kernel_copy(comm, operation);
     if (!shared)
         return td__shm_staged(comm, operation, can_copy);

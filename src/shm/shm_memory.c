@@ -59,10 +59,16 @@ int td__shm_local_size(struct td__endpoint *endpoint)
     return here;
 }
 
-static void read_oversubscription(struct td__shm_comm *comm)
+/* The memory is mapped, and its head is written: other members may fetch it from this rank, too. */
+static td_status attach(struct td__shm_comm *comm)
 {
     comm->oversubscribed = comm->head->oversubscribed;
     comm->pauses = comm->oversubscribed ? 0 : td__pauses_in(FIRST_POLL_NS);
+    td__shm_publish_nonce(comm);
+    atomic_store(&comm->cells[comm->index].attached, 1);
+    TD_TRY(td__endpoint_offer(comm->endpoint, comm->key, comm->fd));
+    atomic_store(&comm->attached, true);
+    return TD_OK;
 }
 
 static td_status create_memory(struct td__shm_comm *comm)
@@ -76,11 +82,7 @@ static td_status create_memory(struct td__shm_comm *comm)
     TD_TRY(map_memory(comm, comm->fd));
     comm->head->size = (uint32_t)comm->size;
     comm->head->oversubscribed = td__crowd(td__shm_local_size(comm->endpoint));
-    read_oversubscription(comm);
-    td__shm_publish_nonce(comm);
-    atomic_store(&comm->cells[0].attached, 1);
-    atomic_store(&comm->attached, true);
-    return td__endpoint_offer(comm->endpoint, comm->key, comm->fd);
+    return attach(comm);
 }
 
 /* Fetches the fd from rank 0 of the comm; if that has ended, from any member that has mapped the memory. */
@@ -122,8 +124,7 @@ static td_status fetch_memory(struct td__shm_comm *comm, td__deadline deadline)
         return mapped;
     }
     comm->fd = fd;
-    read_oversubscription(comm);
-    return td__endpoint_offer(comm->endpoint, comm->key, fd);
+    return attach(comm);
 }
 
 td_status td__shm_comm_attach(struct td__shm_comm *comm, td__deadline deadline)
@@ -132,14 +133,8 @@ td_status td__shm_comm_attach(struct td__shm_comm *comm, td__deadline deadline)
         return TD_OK;
     td_status status = TD_OK;
     pthread_mutex_lock(&comm->attach_lock);
-    if (!atomic_load(&comm->attached)) {
+    if (!atomic_load(&comm->attached))
         status = fetch_memory(comm, deadline);
-        if (!status) {
-            td__shm_publish_nonce(comm);
-            atomic_store(&comm->cells[comm->index].attached, 1);
-            atomic_store(&comm->attached, true);
-        }
-    }
     pthread_mutex_unlock(&comm->attach_lock);
     return status;
 }
@@ -175,19 +170,21 @@ td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const
                                   .fd = -1};
     comm->fills_host = size == td__shm_local_size(endpoint);
     pthread_mutex_init(&comm->attach_lock, NULL);
-    comm->world_ranks = malloc(sizeof *world_ranks * (size_t)size);
-    comm->sources = calloc((size_t)size, sizeof *comm->sources);
-    comm->targets = calloc((size_t)size, sizeof *comm->targets);
-    comm->inputs = calloc((size_t)size, sizeof *comm->inputs);
-    comm->outputs = calloc((size_t)size, sizeof *comm->outputs);
-    comm->factors = calloc((size_t)size, sizeof *comm->factors);
-    comm->views = calloc((size_t)size, sizeof *comm->views);
+    size_t n = (size_t)size;
+    comm->world_ranks = malloc(n * sizeof *world_ranks);
+    comm->buffers = calloc(4 * n, sizeof *comm->buffers);
+    comm->factors = calloc(n, sizeof *comm->factors);
+    comm->views = calloc(n, sizeof *comm->views);
     td_status status = TD_OK;
-    if (!comm->world_ranks || !comm->sources || !comm->targets || !comm->inputs || !comm->outputs ||
-        !comm->factors || !comm->views)
+    if (!comm->world_ranks || !comm->buffers || !comm->factors || !comm->views) {
         status = td__fail_nomem("group");
-    else
-        memcpy(comm->world_ranks, world_ranks, sizeof *world_ranks * (size_t)size);
+    } else {
+        memcpy(comm->world_ranks, world_ranks, n * sizeof *world_ranks);
+        comm->sources = (const void **)comm->buffers;
+        comm->inputs = (const void **)comm->buffers + n;
+        comm->targets = comm->buffers + 2 * n;
+        comm->outputs = comm->buffers + 3 * n;
+    }
     if (!status && index == 0)
         status = create_memory(comm);
     if (status) {
@@ -219,10 +216,7 @@ void td__shm_comm_destroy(struct td__shm_comm *comm)
         close(comm->fd);
     pthread_mutex_destroy(&comm->attach_lock);
     free(comm->world_ranks);
-    free(comm->sources);
-    free(comm->targets);
-    free(comm->inputs);
-    free(comm->outputs);
+    free(comm->buffers);
     free(comm->factors);
     free(comm->views);
     free(comm);

@@ -68,7 +68,7 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
     bool is_root = operation->call.root == comm->index;
 
     bool tiny = slot_bytes <= TD__INLINE_BYTES && operation->reduction.op != TD_PREMUL_SUM;
-    TD_TRY(tiny ? td__shm_begin_inline(comm, operation) : td__shm_begin(comm, operation));
+    TD_TRY(td__shm_begin(comm, operation, tiny ? TD__SHM_INLINE_DEPTH : TD__SHM_DEPTH));
     if (kind != TD_OP_BARRIER && (!from_root || is_root))
         copy(data_of(comm, comm->index, slot_bytes), operation->call.input,
              kind == TD_OP_ALL_GATHER ? own * element : slot_bytes);

@@ -268,7 +268,7 @@ static td_status barrier(struct td__hierarchy *hierarchy, const struct td__opera
 {
     struct td__shm_comm *comm = hierarchy->comm;
     if (comm) {
-        TD_TRY(td__shm_begin(comm, operation));
+        TD_TRY(td__shm_begin(comm, operation, TD__SHM_DEPTH));
         td__shm_reach(comm, 1);
         TD_TRY(td__shm_await_all(comm, operation, 1));
     }
