@@ -1,4 +1,4 @@
-/* The executor; see executor.h.
+/* The executor; see link_io.h.
  *
  * All transfers of a round proceed together: each is sent or received as far as its socket allows, in turns, until
  * all are done. Then follow the copies and reductions of the round, and the next round.
@@ -8,7 +8,7 @@
  *
  * A sleeper that is woken by a failure, or has slept for long, checks all links (links.h): first after CHECK_NS,
  * then after twice as long. */
-#include "tcp/executor.h"
+#include "tcp/link_io.h"
 
 #include "base/fail.h"
 #include "base/text.h"

@@ -1,7 +1,9 @@
-/* Sending and receiving a transfer over a socket, without blocking: a frame of header and payload. */
+/* Runs compiled schedules over sockets: a transfer is sent and received without blocking, as a frame of header and
+ * payload. */
 #ifndef TD_TCP_LINK_IO_H
 #define TD_TCP_LINK_IO_H
 
+#include "base/wait.h"
 #include "tcp/compiled_schedule.h"
 #include "tcp/links.h"
 
@@ -86,5 +88,25 @@ static inline bool td__link_io_done(const struct td__link_io *io)
 {
     return io->done == io->size;
 }
+
+/* ---- The executor ---------------------------------------------------------------------------- */
+
+struct pollfd;
+
+/** The memory that is kept between runs. Zero-initialized. */
+struct td__executor {
+    struct td__link_io *ios;
+    struct pollfd *polled;
+    uint32_t capacity; /* of both */
+    char *piece;
+    int processors;
+    struct td__backoff backoff;
+};
+
+void td__executor_free(struct td__executor *executor);
+
+/** Runs `run`, round by round, and sets its `piece`. Returns when all rounds are done, or with the first failure, of
+ *  which it has notified the other members; the links cannot be used any more then. */
+td_status td__executor_run(struct td__executor *executor, struct td__run *run);
 
 #endif

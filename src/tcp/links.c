@@ -369,54 +369,53 @@ static td_status take_header(const struct td__link_call *call, int peer, int fd,
 /* Receives notices; leaves data, which may belong to a later round, and headers of a later turn. A closed link is
  * no failure as long as nothing is expected from it. But a peer that closes the side link on which it was notified
  * will not connect. */
-static td_status check_front(const struct td__link_call *call, int peer, int fd)
+static td_status check_front(const struct td__link_call *call, int peer, int fd, bool failures_only)
 {
     struct td__tcp_link *link = &call->links->at[peer];
     struct td__call_header theirs;
-    enum front front = peek(fd, &theirs);
+    enum front front = fd < 0 ? EMPTY : peek(fd, &theirs);
+    if (front == HEADER && theirs.type == TD__HEADER_FAILURE)
+        return take_header(call, peer, fd, &theirs);
+    if (front == EMPTY || failures_only)
+        return TD_OK;
     if (front == INVALID)
         return td__links_fail_invalid(call, peer);
-    if (front == CLOSED && fd == link->side && peer > call->links->index) {
-        int error = td__tls_complaint(fd) ? EBADMSG : 0;
-        close(fd);
-        link->side = -1;
-        return td__links_fail_end(call, peer, error);
-    }
-    if (front != HEADER || (theirs.type != TD__HEADER_FAILURE && theirs.turn > call->header.turn) ||
-        (theirs.type == TD__HEADER_DATA && td__header_same_call(&theirs, &call->header)))
+    if (front == HEADER)
+        return theirs.turn > call->header.turn || (theirs.type == TD__HEADER_DATA &&
+                                                   td__header_same_call(&theirs, &call->header))
+                   ? TD_OK
+                   : take_header(call, peer, fd, &theirs);
+    if (fd != link->side || peer < call->links->index)
         return TD_OK;
-    return take_header(call, peer, fd, &theirs);
+    int error = td__tls_complaint(fd) ? EBADMSG : 0;
+    close(fd);
+    link->side = -1;
+    return td__links_fail_end(call, peer, error);
+}
+
+static td_status check_fronts(const struct td__link_call *call, bool failures_only)
+{
+    struct td__links *links = call->links;
+    accept_pending(links);
+    for (int i = 0; i < links->size; i++) {
+        struct td__tcp_link *link = &links->at[i];
+        TD_TRY(check_front(call, i, link->receiving ? -1 : link->fd, failures_only));
+        TD_TRY(check_front(call, i, link->side, failures_only));
+    }
+    return TD_OK;
 }
 
 td_status td__links_check_all(const struct td__link_call *call, td__deadline *next)
 {
-    struct td__links *links = call->links;
-    if (links->callbacks.check)
-        TD_TRY(links->callbacks.check(links->callbacks.arg, call->operation, next));
-    accept_pending(links);
-    for (int i = 0; i < links->size; i++) {
-        struct td__tcp_link *link = &links->at[i];
-        if (link->fd >= 0 && !link->receiving)
-            TD_TRY(check_front(call, i, link->fd));
-        if (link->side >= 0)
-            TD_TRY(check_front(call, i, link->side));
-    }
-    return TD_OK;
+    const struct td__comm_callbacks *callbacks = &call->links->callbacks;
+    if (callbacks->check)
+        TD_TRY(callbacks->check(callbacks->arg, call->operation, next));
+    return check_fronts(call, false);
 }
 
 td_status td__links_check_failures(struct td__links *links, const struct td__operation *operation)
 {
-    struct td__link_call call = {.links = links, .operation = operation};
-    struct td__call_header theirs;
-    accept_pending(links);
-    for (int i = 0; i < links->size; i++) {
-        int fds[2] = {links->at[i].receiving ? -1 : links->at[i].fd, links->at[i].side};
-        for (int k = 0; k < 2; k++) {
-            if (fds[k] >= 0 && peek(fds[k], &theirs) == HEADER && theirs.type == TD__HEADER_FAILURE)
-                return take_header(&call, i, fds[k], &theirs);
-        }
-    }
-    return TD_OK;
+    return check_fronts(&(struct td__link_call){.links = links, .operation = operation}, true);
 }
 
 td_status td__links_check_peer(const struct td__link_call *call, int peer)

@@ -116,16 +116,17 @@ static td_status run_vector(struct task *task, void *data, size_t count, char *s
     return execute(task);
 }
 
-static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__operation *operation)
+/* Runs the schedule on the output, in chunks of at most `most` bytes, in elements of `element` bytes. */
+static td_status run_in_place(struct td__tcp_comm *comm, const struct td__operation *operation,
+                              size_t element, size_t most)
 {
     struct task task;
-    size_t count = operation->call.count;
-    TD_TRY(begin(&task, comm, operation, td__operation_element(operation), count));
-    size_t chunk = min_size(count, BROADCAST_BYTES / task.element), at = 0;
+    size_t count = operation->call.count, chunk = min_size(count, most / element), at = 0;
+    TD_TRY(begin(&task, comm, operation, element, count));
     TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
     do {
         size_t part = min_size(chunk, count - at);
-        char *data = td__add_offset(operation->call.output, at * task.element);
+        char *data = td__add_offset(operation->call.output, at * element);
         TD_TRY(run_vector(&task, data, part, task.scratch));
         at += part;
     } while (at < count);
@@ -172,12 +173,8 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
 
 td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    size_t count = operation->call.count;
-    struct task task;
-    TD_TRY(begin(&task, comm, operation,
-                 td_dtype_size(td__reduction_accumulator(&operation->reduction)), count));
-    TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, count))));
-    return run_vector(&task, operation->call.output, count, task.scratch);
+    td_dtype accumulator = td__reduction_accumulator(&operation->reduction);
+    return run_in_place(comm, operation, td_dtype_size(accumulator), SIZE_MAX);
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -396,7 +393,7 @@ td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operati
     struct task task;
     switch (operation->call.kind) {
     case TD_OP_BROADCAST:
-        return run_broadcast(comm, operation);
+        return run_in_place(comm, operation, td__operation_element(operation), BROADCAST_BYTES);
     case TD_OP_REDUCE:
     case TD_OP_ALL_REDUCE:
         return run_reduction(comm, operation);

@@ -2,7 +2,7 @@
 #ifndef TD_TCP_TCP_LAYOUT_H
 #define TD_TCP_TCP_LAYOUT_H
 
-#include "tcp/executor.h"
+#include "tcp/link_io.h"
 #include "tcp/tcp_comm.h"
 
 enum { TD__CACHED_SCHEDULES = 32 };
