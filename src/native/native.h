@@ -4,7 +4,7 @@
 
 #include "group/process_group.h"
 #include "p2p/p2p.h"
-#include "tcp/hierarchy.h"
+#include "shm/shm_comm.h"
 #include "tcp/tcp_comm.h"
 
 struct td__native {

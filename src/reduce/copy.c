@@ -10,6 +10,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 enum { MOST_CACHES = 8 }; /* of a processor, in sysfs */
 
 /* A number from sysfs about cache `index` of the first processor; 0 without one. */
@@ -40,14 +44,12 @@ size_t td__cache_bytes(int level)
     return (size_t)*bytes;
 }
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-
 enum { LINE = 64, LEAST = 4096 };
 
 /* Whole cache lines; `to` is aligned to one. */
 static void stream(char *to, const char *from, size_t size)
 {
+#if defined(__SSE2__)
     for (size_t at = 0; at < size; at += LINE) {
         const __m128i *source = (const __m128i *)(const void *)(from + at);
         __m128i *target = (__m128i *)(void *)(to + at);
@@ -59,6 +61,9 @@ static void stream(char *to, const char *from, size_t size)
         _mm_stream_si128(target + 3, d);
     }
     _mm_sfence();
+#else
+    memcpy(to, from, size);
+#endif
 }
 
 void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
@@ -74,14 +79,3 @@ void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
     stream((char *)to + head, (const char *)from + head, lines);
     memcpy((char *)to + head + lines, (const char *)from + head + lines, size - head - lines);
 }
-
-#else
-
-void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
-{
-    (void)nontemporal;
-    if (to != from && size)
-        memcpy(to, from, size);
-}
-
-#endif

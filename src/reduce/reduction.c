@@ -317,61 +317,47 @@ static bool same_buffers(void *const *dst, int dst_count, const void *const *src
 
 /* ---- In place: the destinations are the sources ---------------------------------------------- */
 
-struct in_place {
-    const struct work *work;
-    void *const *buffers;
-    int n;
-};
-
-static void offset_buffers(const struct in_place *in_place, size_t at, void **parts)
+static void offset_buffers(void *const *buffers, int n, size_t bytes, void **parts)
 {
-    for (int i = 0; i < in_place->n; i++)
-        parts[i] = (char *)in_place->buffers[i] + at * in_place->work->size;
+    for (int i = 0; i < n; i++)
+        parts[i] = (char *)buffers[i] + bytes;
 }
 
-static void reduce_run(const struct in_place *in_place, size_t at, size_t count, bool staged)
-{
-    const struct work *work = in_place->work;
-    void *parts[WIDEST];
-    offset_buffers(in_place, at, parts);
-    if (staged)
-        reduce_at_once(work, parts, in_place->n, (const void *const *)parts, in_place->n, count);
-    else
-        work->fold_elements(NULL, parts, in_place->n, count * work->size);
-}
-
-static bool is_page_staged(const struct in_place *in_place, size_t at)
+static bool is_page_staged(const struct work *work, void *const *buffers, int n, size_t at)
 {
     void *parts[WIDEST];
-    offset_buffers(in_place, at, parts);
-    return td__reduce_is_staged(in_place->work->reduction->methods, in_place->n,
-                                td__reduce_clash(parts, in_place->n));
+    offset_buffers(buffers, n, at * work->size, parts);
+    return td__reduce_is_staged(work->reduction->methods, n, td__reduce_clash(parts, n));
 }
 
-/* The first element after `at` that does not begin in the same page of the first buffer. */
-static size_t next_page(const struct in_place *in_place, size_t at)
+/* The first element after `at` that does not begin in the same page of `buffer`. */
+static size_t next_page(const struct work *work, const void *buffer, size_t at)
 {
-    size_t size = in_place->work->size;
-    uintptr_t address = (uintptr_t)in_place->buffers[0] + at * size;
-    return at + (PAGE - address % PAGE + size - 1) / size;
+    uintptr_t address = (uintptr_t)buffer + at * work->size;
+    return at + (PAGE - address % PAGE + work->size - 1) / work->size;
 }
 
-/* Page by page, since whether buffers clash may change from page to page. */
-static void reduce_in_place(const struct in_place *in_place, size_t count)
+/* Page by page, if the method depends on whether buffers clash: that may change from page to page. */
+static void reduce_in_place(const struct work *work, void *const *buffers, int n, size_t count)
 {
-    uint32_t methods = in_place->work->reduction->methods;
-    bool staged = td__reduce_is_staged(methods, in_place->n, false);
-    if (staged == td__reduce_is_staged(methods, in_place->n, true)) {
-        reduce_run(in_place, 0, count, staged);
-        return;
-    }
+    uint32_t methods = work->reduction->methods;
+    bool staged = td__reduce_is_staged(methods, n, false);
+    bool varies = staged != td__reduce_is_staged(methods, n, true);
+    void *parts[WIDEST];
     for (size_t at = 0, end; at < count; at = end) {
-        staged = is_page_staged(in_place, at);
-        end = next_page(in_place, at);
-        while (end < count && is_page_staged(in_place, end) == staged)
-            end = next_page(in_place, end);
-        end = min_size(end, count);
-        reduce_run(in_place, at, end - at, staged);
+        end = count;
+        if (varies) {
+            staged = is_page_staged(work, buffers, n, at);
+            end = next_page(work, buffers[0], at);
+            while (end < count && is_page_staged(work, buffers, n, end) == staged)
+                end = next_page(work, buffers[0], end);
+            end = min_size(end, count);
+        }
+        offset_buffers(buffers, n, at * work->size, parts);
+        if (staged)
+            reduce_at_once(work, parts, n, (const void *const *)parts, n, end - at);
+        else
+            work->fold_elements(NULL, parts, n, (end - at) * work->size);
     }
 }
 
@@ -384,7 +370,7 @@ void td__reduce_many(const struct td__reduction *reduction, void *const *dst, in
     if (!work.fold_elements || !is_width(src_count))
         reduce_blocks(&work, dst, dst_count, src, src_count, count);
     else if (same_buffers(dst, dst_count, src, src_count))
-        reduce_in_place(&(struct in_place){&work, dst, src_count}, count);
+        reduce_in_place(&work, dst, src_count, count);
     else
         reduce_at_once(&work, dst, dst_count, src, src_count, count);
 }

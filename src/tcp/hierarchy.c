@@ -1,4 +1,4 @@
-/* Hierarchical collectives; see hierarchy.h.
+/* Hierarchical collectives; see tcp_comm.h.
  *
  *     all_reduce   each rank of a rail reduces its slice over the inputs of its host; the rail combines the
  *                  results; each of its ranks writes the combined slice to all outputs of its host
@@ -11,10 +11,11 @@
  *
  * The ranks of a host access each other's buffers, so a buffer that cannot be shared is replaced by a copy that
  * can. */
-#include "tcp/hierarchy.h"
+#include "tcp/tcp_comm.h"
 
 #include "base/arena.h"
 #include "base/fail.h"
+#include "shm/shm_comm.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,6 +10,7 @@
 #include "peer/endpoint.h"
 
 struct td__tcp_comm;
+struct td__shm_comm;
 
 /**
  * `world_ranks` are the members in order, this rank at `index`. `key` identifies the comm when links are opened;
@@ -32,7 +33,10 @@ td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation
  */
 td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation);
 
-/* The following functions do nothing if `comm` is NULL. */
+/** Wakes the thread that sleeps in a call; if none does, the next sleep ends at once. From any thread. */
+void td__tcp_comm_wake(struct td__tcp_comm *comm);
+
+/* The following functions of a comm do nothing if it is NULL. */
 
 /** Whether a call has failed, so that all later ones do. */
 bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm);
@@ -60,14 +64,41 @@ struct td__comm_callbacks {
 void td__tcp_comm_set_callbacks(struct td__tcp_comm *comm,
                                 const struct td__comm_callbacks *callbacks);
 
-/** Wakes the thread that sleeps in a call; if none does, the next sleep ends at once. From any thread. */
-void td__tcp_comm_wake(struct td__tcp_comm *comm);
-
 /** Wakes the waiters of the endpoint, once, when a link becomes readable: for a thread that waits for ranks of
  *  its host, and then calls td__tcp_comm_check(). */
 void td__tcp_comm_watch_links(struct td__tcp_comm *comm);
 
 /** Between calls: returns the failure that another member has sent, or TD_OK. */
 td_status td__tcp_comm_check(struct td__tcp_comm *comm, const struct td__operation *operation);
+
+/* ---- Hierarchies -----------------------------------------------------------------------------
+ *
+ * Collectives of a group that has several ranks on several hosts: shared memory inside each host, sockets
+ * between hosts.
+ *
+ *     rail 0    rank 0 of host A ── rank 0 of host B ── …
+ *     rail 1    rank 1 of host A ── rank 1 of host B ── …
+ *
+ * A rail is a socket comm with one rank of each host, all with the same index on their hosts. There are as many
+ * rails as the host with the fewest members has. The vector is cut into one slice for each rail, and the rails
+ * move their slices at the same time, each over its own connections. */
+
+struct td__hierarchy;
+
+/** `world_ranks` are the members in order, this rank at `rank`. `comm` has the members on this host; NULL if
+ *  this rank is the only one. The caller keeps it, and attaches to it before the first call. */
+td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                               int size, int rank, struct td__shm_comm *comm, const char *algorithm,
+                               struct td__hierarchy **hierarchy);
+
+void td__hierarchy_destroy(struct td__hierarchy *hierarchy);
+
+/** The rail of this rank; NULL if it is in none. */
+struct td__tcp_comm *td__hierarchy_rail(const struct td__hierarchy *hierarchy);
+
+/** Whether td__hierarchy_run() implements `kind`: all_reduce, reduce, broadcast and barrier. */
+bool td__hierarchy_has(td_op_kind kind);
+
+td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation);
 
 #endif
