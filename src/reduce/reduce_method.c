@@ -111,7 +111,7 @@ static char *open_memory(void)
     return memory;
 }
 
-uint32_t td__reduce_methods_measure(void)
+static uint32_t measure(void)
 {
     uint32_t methods = TD__METHODS_KNOWN;
     char *memory = open_memory();
@@ -134,7 +134,7 @@ uint32_t td__reduce_methods(void)
     pthread_mutex_lock(&measuring);
     methods = atomic_load(&known);
     if (!methods)
-        atomic_store(&known, methods = td__reduce_methods_measure());
+        atomic_store(&known, methods = measure());
     pthread_mutex_unlock(&measuring);
     return methods;
 }

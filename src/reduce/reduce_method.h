@@ -28,9 +28,6 @@ uint32_t td__reduce_methods(void);
 /** Adopts what another rank of the host has measured, unless this one has measured, too. */
 void td__reduce_methods_adopt(uint32_t methods);
 
-/** Measures both methods. */
-uint32_t td__reduce_methods_measure(void);
-
 /** Whether to use staged for `n` (2, 4 or 8) buffers. */
 static inline bool td__reduce_is_staged(uint32_t methods, int n, bool clash)
 {

@@ -472,40 +472,6 @@ struct td__shm_span td__shm_span(const struct td__shm_comm *comm,
     return (struct td__shm_span){count * element, input * element, output * element};
 }
 
-/* ---- Running --------------------------------------------------------------------------------- */
-
-/* The bytes that a rank writes to its slot in a small call; the largest of all ranks. No rank knows them if counts
- * are exchanged: SIZE_MAX. */
-static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
-{
-    size_t element = td__operation_element(operation), one = operation->call.count * element, all;
-    if (td__shm_exchanges_counts(operation))
-        return SIZE_MAX;
-    switch (operation->call.kind) {
-    case TD_OP_ALL_GATHER:
-        return td__shm_largest_part(comm, operation) * element;
-    case TD_OP_REDUCE_SCATTER:
-        if (operation->call.input_counts)
-            return one;
-        __attribute__((fallthrough));
-    case TD_OP_SCATTER:
-    case TD_OP_ALL_TO_ALL:
-        return __builtin_mul_overflow(one, (size_t)comm->size, &all) ? SIZE_MAX : all;
-    default:
-        return one;
-    }
-}
-
-td_status td__shm_run(struct td__shm_comm *comm, const struct td__operation *operation)
-{
-    if (td__shm_is_broken(comm))
-        return broken(comm);
-    size_t bytes = slot_bytes(comm, operation);
-    if (bytes <= td__shm_small_limit(comm))
-        return td__shm_small(comm, operation, bytes);
-    return td__shm_large(comm, operation);
-}
-
 td_status td__shm_publish(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     if (td__shm_is_broken(comm))

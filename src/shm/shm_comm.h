@@ -75,7 +75,6 @@ struct td__shm_slot {
 };
 
 struct td__shm_head {
-    uint32_t size;
     uint32_t oversubscribed;                           /* as in struct td__shm_comm */
     _Alignas(64) _Atomic uint32_t sleepers;            /* ranks that sleep or are about to */
     _Alignas(64) _Atomic uint64_t done[TD__SHM_DEPTH]; /* call << 32 | completed pieces */
@@ -283,11 +282,6 @@ struct td__reduction td__shm_reduction(struct td__shm_comm *comm,
 /** During a wait: moves this rank if the ranks are spread unevenly over the processors. */
 void td__shm_spread(struct td__shm_comm *comm, int64_t now);
 
-/** Small calls: data in the slots or announcements, `slot_bytes` per rank; one synchronisation at most. */
-size_t td__shm_small_limit(const struct td__shm_comm *comm);
-td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation,
-                        size_t slot_bytes);
-
 /** Publishes this rank's buffers and finds those of the others: comm->sources and comm->targets. *shared is
  *  false if one of them is not in shareable memory. */
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
@@ -308,8 +302,9 @@ void td__shm_publish_nonce(struct td__shm_comm *comm);
 td_status td__shm_kernel_copy(struct td__shm_comm *comm, const struct td__operation *operation);
 
 /** The last step of an all_reduce: reads the slices that other members have reduced from their outputs, by
- *  process_vm_readv(). */
-td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation);
+ *  process_vm_readv(). They have done that when they reach `phase`. */
+td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation,
+                               unsigned phase);
 
 /** Copies everything through the stages, piece by piece. All members have reached phase 1. `can_copy`:
  *  td__shm_can_copy() is true on all members. */

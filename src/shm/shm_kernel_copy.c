@@ -177,23 +177,31 @@ static td_status exchange(const struct transfer *transfer)
     return TD_OK;
 }
 
+/* The end of a call: this rank has accessed the buffers of the others. */
+static td_status finish(struct td__shm_comm *comm, const struct td__operation *operation,
+                        unsigned phase, td_status status)
+{
+    td__shm_write_end(comm);
+    TD_TRY(status);
+    td__shm_reach(comm, phase);
+    return td__shm_await_all(comm, operation, phase);
+}
+
 td_status td__shm_kernel_copy(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     struct transfer transfer = {.comm = comm, .operation = operation};
     transfer.written = operation->call.input_counts ? choose_written(&transfer) : 0;
     TD_TRY(td__shm_write_begin(comm));
-    td_status status = exchange(&transfer);
-    td__shm_write_end(comm);
-    TD_TRY(status);
-    td__shm_reach(comm, 2);
-    return td__shm_await_all(comm, operation, 2);
+    return finish(comm, operation, 2, exchange(&transfer));
 }
 
-td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation)
+td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation,
+                               unsigned phase)
 {
     struct transfer transfer = {.comm = comm, .operation = operation};
     size_t element = td__operation_element(operation);
     td_status status = TD_OK;
+    TD_TRY(td__shm_await_all(comm, operation, phase));
     TD_TRY(td__shm_write_begin(comm));
     for (int k = 1; k < comm->size && !status; k++) {
         int i = (comm->index + k) % comm->size;
@@ -202,6 +210,5 @@ td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__opera
         status = read_from(&transfer, i, (char *)operation->call.output + first,
                            args_of(&transfer, i)->output_address + first, end - first);
     }
-    td__shm_write_end(comm);
-    return status;
+    return finish(comm, operation, phase + 1, status);
 }

@@ -80,7 +80,6 @@ static td_status create_memory(struct td__shm_comm *comm)
         return td_fail(TD_ERR_SYSTEM, "cannot create the control memory of a group: %s",
                        td__errno_text(errno));
     TD_TRY(map_memory(comm, comm->fd));
-    comm->head->size = (uint32_t)comm->size;
     comm->head->oversubscribed = td__crowd(td__shm_local_size(comm->endpoint));
     return attach(comm);
 }

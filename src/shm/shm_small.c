@@ -13,9 +13,26 @@
  * synchronisation, which costs more if ranks share a processor. */
 enum { DEDICATED_LIMIT = 8 << 10, OVERSUBSCRIBED_LIMIT = 32 << 10 };
 
-size_t td__shm_small_limit(const struct td__shm_comm *comm)
+/* The bytes that a rank writes to its slot in a small call; the largest of all ranks. No rank knows them if counts
+ * are exchanged: SIZE_MAX. */
+static size_t bytes_in_slot(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    return comm->oversubscribed ? OVERSUBSCRIBED_LIMIT : DEDICATED_LIMIT;
+    size_t element = td__operation_element(operation), one = operation->call.count * element, all;
+    if (td__shm_exchanges_counts(operation))
+        return SIZE_MAX;
+    switch (operation->call.kind) {
+    case TD_OP_ALL_GATHER:
+        return td__shm_largest_part(comm, operation) * element;
+    case TD_OP_REDUCE_SCATTER:
+        if (operation->call.input_counts)
+            return one;
+        __attribute__((fallthrough));
+    case TD_OP_SCATTER:
+    case TD_OP_ALL_TO_ALL:
+        return __builtin_mul_overflow(one, (size_t)comm->size, &all) ? SIZE_MAX : all;
+    default:
+        return one;
+    }
 }
 
 static void copy(void *to, const void *from, size_t size)
@@ -56,8 +73,8 @@ static void gather_slots(struct td__shm_comm *comm, const struct td__operation *
     }
 }
 
-td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation,
-                        size_t slot_bytes)
+static td_status run_small(struct td__shm_comm *comm, const struct td__operation *operation,
+                           size_t slot_bytes)
 {
     td_op_kind kind = operation->call.kind;
     size_t count = operation->call.count, element = td__operation_element(operation);
@@ -109,4 +126,14 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
         break;
     }
     return TD_OK;
+}
+
+td_status td__shm_run(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    if (td__shm_is_broken(comm))
+        return td__shm_state(comm);
+    size_t bytes = bytes_in_slot(comm, operation);
+    return bytes <= (comm->oversubscribed ? OVERSUBSCRIBED_LIMIT : DEDICATED_LIMIT)
+               ? run_small(comm, operation, bytes)
+               : td__shm_large(comm, operation);
 }

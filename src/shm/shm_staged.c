@@ -249,16 +249,6 @@ static void count_pieces(struct staging *staging)
     }
 }
 
-/* This rank has reached `phase`. */
-static td_status fetch_slices(const struct staging *staging, unsigned phase)
-{
-    struct td__shm_comm *comm = staging->comm;
-    TD_TRY(td__shm_await_all(comm, staging->operation, phase));
-    TD_TRY(td__shm_fetch_slices(comm, staging->operation));
-    td__shm_reach(comm, phase + 1);
-    return td__shm_await_all(comm, staging->operation, phase + 1);
-}
-
 td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *operation,
                          bool can_copy)
 {
@@ -291,5 +281,5 @@ td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *
             (reduces_parts ? reduce_parts : copy_parts)(&staging, c);
         td__shm_reach(comm, phase);
     }
-    return staging.sliced ? fetch_slices(&staging, phase) : TD_OK;
+    return staging.sliced ? td__shm_fetch_slices(comm, operation, phase) : TD_OK;
 }

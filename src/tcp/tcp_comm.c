@@ -197,22 +197,6 @@ td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operati
     return TD_OK;
 }
 
-td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__operation *operation,
-                               size_t size, char **memory)
-{
-    if (size > comm->scratch_size) {
-        size_t grown = (size + 63) / 64 * 64;
-        free(comm->scratch);
-        comm->scratch_size = 0;
-        comm->scratch = grown >= size ? aligned_alloc(64, grown) : NULL;
-        if (!comm->scratch)
-            return td__fail_nomem(td__operation_describe(operation));
-        comm->scratch_size = grown;
-    }
-    *memory = comm->scratch;
-    return TD_OK;
-}
-
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
 bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm)

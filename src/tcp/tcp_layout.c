@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -93,9 +94,19 @@ static td_status begin(struct task *task, struct td__tcp_comm *comm,
     return td__tcp_comm_begin(comm, operation, count * element, &task->run);
 }
 
+/* Sets task->scratch to at least `bytes` bytes, aligned to 64. */
 static td_status take_scratch(struct task *task, size_t bytes)
 {
-    return td__tcp_comm_scratch(task->comm, task->operation, bytes, &task->scratch);
+    struct td__tcp_comm *comm = task->comm;
+    if (bytes > comm->scratch_size) {
+        free(comm->scratch);
+        comm->scratch = aligned(bytes) >= bytes ? aligned_alloc(64, aligned(bytes)) : NULL;
+        comm->scratch_size = comm->scratch ? aligned(bytes) : 0;
+        if (!comm->scratch)
+            return td__fail_nomem(td__operation_describe(task->operation));
+    }
+    task->scratch = comm->scratch;
+    return TD_OK;
 }
 
 /* ---- Vectors --------------------------------------------------------------------------------- */

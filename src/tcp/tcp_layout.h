@@ -28,7 +28,7 @@ struct td__tcp_comm {
     const char *forced[TD__COLLECTIVES]; /* the algorithm to use; NULL: td__select() */
     struct td__cached_schedule schedules[TD__CACHED_SCHEDULES];
     uint64_t turn; /* number of calls; the same on all members */
-    char *scratch;
+    char *scratch; /* of a call; kept if it is not very large */
     size_t scratch_size;
     size_t *bounds;   /* 3 * (size + 1): the bounds of the parts of the current call */
     td_status broken; /* of the first failure … */
@@ -44,10 +44,6 @@ td_status td__tcp_comm_create_over(const struct td__link_source *source, void *a
  *  of `run`. */
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
                              size_t bytes, struct td__run *run);
-
-/** Scratch memory of the comm: at least `size` bytes, aligned to 64, valid until the next call of this. */
-td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__operation *operation,
-                               size_t size, char **memory);
 
 /** Runs an operation whose arguments have been checked. */
 td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation);
