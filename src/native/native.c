@@ -3,7 +3,7 @@
  *     one rank                  a copy
  *     all ranks on one host     shared memory (shm_comm.h)
  *     one rank on each host     sockets (tcp_comm.h)
- *     otherwise                 the hierarchy (hierarchy.h) for operations that it implements, else sockets
+ *     otherwise                 the hierarchy (hierarchy.c) for operations that it implements, else sockets
  *
  * Creating a group needs no store: the cards that the ranks exchanged when the world was created have the addresses
  * of all members. */

@@ -3,7 +3,6 @@
 
 #include "base/simd.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -21,7 +20,6 @@ static const struct {
 
 enum { CHOICES = sizeof choices / sizeof *choices };
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const struct td__reduce_kernels *) in_use;
 
 /* NULL if the name is unknown, or the processor does not support it. */
@@ -33,18 +31,11 @@ static const struct td__reduce_kernels *find(const char *name)
     return NULL;
 }
 
-static void choose(void)
-{
-    atomic_store(&in_use, find(td__simd_name(td__simd())));
-}
-
 const struct td__reduce_kernels *td__kernels(void)
 {
     const struct td__reduce_kernels *kernels = atomic_load_explicit(&in_use, memory_order_acquire);
-    if (__builtin_expect(!kernels, 0)) {
-        pthread_once(&once, choose);
-        kernels = atomic_load(&in_use);
-    }
+    if (__builtin_expect(!kernels, 0)) /* every thread finds the same */
+        atomic_store(&in_use, kernels = find(td__simd_name(td__simd())));
     return kernels;
 }
 
