@@ -274,12 +274,13 @@ static td_status await_word(struct td__shm_comm *comm, const struct td__operatio
     return status;
 }
 
-static td_status await_progress(struct td__shm_comm *comm, const struct td__operation *operation,
-                                int index, uint64_t progress, unsigned how)
+/* Waits until `index` has reached `phase` of `call`; up to phase 1 it compares the calls, too. */
+static td_status await_member(struct td__shm_comm *comm, const struct td__operation *operation,
+                              int index, uint64_t call, unsigned phase, unsigned how)
 {
-    return await_word(comm, operation,
-                      &td__shm_announcement_of(comm, index, progress >> TD__PHASE_BITS)->progress,
-                      progress, index, how);
+    TD_TRY(await_word(comm, operation, &td__shm_announcement_of(comm, index, call)->progress,
+                      td__shm_progress(call, phase), index, how));
+    return phase <= 1 ? td__shm_compare(comm, operation, index, call) : TD_OK;
 }
 
 /* Begins a call that may be `depth` calls ahead of the slowest member. At that limit it waits until the slowest
@@ -293,12 +294,9 @@ td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *o
         td__wait_event_set_processor(&comm->cells[comm->index].event);
     if (call >= comm->agreed + depth) {
         uint64_t agreed = call - depth / 2;
-        for (int i = 0; i < comm->size; i++) {
-            if (i == comm->index)
-                continue;
-            TD_TRY(await_progress(comm, operation, i, td__shm_progress(agreed, 0), AWAITS_ALL));
-            TD_TRY(td__shm_compare(comm, operation, i, agreed));
-        }
+        for (int i = 0; i < comm->size; i++)
+            if (i != comm->index)
+                TD_TRY(await_member(comm, operation, i, agreed, 0, AWAITS_ALL));
         comm->agreed = agreed;
     }
     td__shm_record_call(comm, operation);
@@ -365,21 +363,16 @@ td_status td__shm_await(struct td__shm_comm *comm, const struct td__operation *o
                         unsigned phase)
 {
     pause_before_poll(comm);
-    TD_TRY(await_progress(comm, operation, index, td__shm_progress(comm->call, phase), 0));
-    return phase == 1 ? td__shm_compare(comm, operation, index, comm->call) : TD_OK;
+    return await_member(comm, operation, index, comm->call, phase, 0);
 }
 
 td_status td__shm_await_all(struct td__shm_comm *comm, const struct td__operation *operation,
                             unsigned phase)
 {
-    uint64_t progress = td__shm_progress(comm->call, phase);
     pause_before_poll(comm);
-    for (int i = 1; i < comm->size; i++) {
-        int index = (comm->index + i) % comm->size;
-        TD_TRY(await_progress(comm, operation, index, progress, AWAITS_ALL));
-        if (phase == 1)
-            TD_TRY(td__shm_compare(comm, operation, index, comm->call));
-    }
+    for (int i = 1; i < comm->size; i++)
+        TD_TRY(await_member(comm, operation, (comm->index + i) % comm->size, comm->call, phase,
+                            AWAITS_ALL));
     comm->agreed = comm->call;
     return TD_OK;
 }
@@ -391,10 +384,8 @@ td_status td__shm_await_release(struct td__shm_comm *comm, const struct td__oper
         td__shm_reach(comm, 2);
         return TD_OK;
     }
-    TD_TRY(await_progress(comm, operation, 0, td__shm_progress(comm->call, 1), AWAITS_ALL));
-    TD_TRY(td__shm_compare(comm, operation, 0, comm->call));
-    TD_TRY(await_progress(comm, operation, 0, td__shm_progress(comm->call, 2),
-                          AWAITS_ALL | YIELD_FIRST));
+    TD_TRY(await_member(comm, operation, 0, comm->call, 1, AWAITS_ALL));
+    TD_TRY(await_member(comm, operation, 0, comm->call, 2, AWAITS_ALL | YIELD_FIRST));
     comm->agreed = comm->call;
     return TD_OK;
 }
