@@ -282,6 +282,10 @@ struct td__reduction td__shm_reduction(struct td__shm_comm *comm,
 /** During a wait: moves this rank if the ranks are spread unevenly over the processors. */
 void td__shm_spread(struct td__shm_comm *comm, int64_t now);
 
+/** The offset of `memory` in this process's arena, plus one; 0: it cannot be shared; another value if it is not
+ *  `needed`. */
+uint64_t td__shm_arena_offset(const void *memory, bool needed);
+
 /** Publishes this rank's buffers and finds those of the others: comm->sources and comm->targets. *shared is
  *  false if one of them is not in shareable memory. */
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,

@@ -40,7 +40,7 @@ enum {
 
 /* ---- Publishing buffers ---------------------------------------------------------------------- */
 
-static uint64_t arena_offset(const void *memory, bool needed)
+uint64_t td__shm_arena_offset(const void *memory, bool needed)
 {
     struct td__arena *arena;
     size_t offset;
@@ -361,8 +361,8 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     args->methods = comm->methods;
     bool reads = is_root || (call->kind != TD_OP_BROADCAST && call->kind != TD_OP_SCATTER);
     bool writes = is_root || (call->kind != TD_OP_REDUCE && call->kind != TD_OP_GATHER);
-    args->input = arena_offset(call->input, reads && (input || exchange));
-    args->output = arena_offset(call->output, writes && (output || exchange));
+    args->input = td__shm_arena_offset(call->input, reads && (input || exchange));
+    args->output = td__shm_arena_offset(call->output, writes && (output || exchange));
     td__shm_reach(comm, 1);
     TD_TRY(td__shm_await_all(comm, operation, 1));
     if (exchange)

@@ -13,7 +13,6 @@
  * can. */
 #include "tcp/tcp_comm.h"
 
-#include "base/arena.h"
 #include "base/fail.h"
 #include "shm/shm_comm.h"
 
@@ -152,13 +151,6 @@ static void end_access(const struct td__hierarchy *hierarchy)
 {
     if (hierarchy->comm)
         td__shm_write_end(hierarchy->comm);
-}
-
-static bool is_shareable(const void *memory)
-{
-    struct td__arena *arena;
-    size_t offset;
-    return td__arena_resolve(memory, &arena, &offset) && arena == td__arena_default();
 }
 
 /* ---- The operations -------------------------------------------------------------------------- */
@@ -310,8 +302,8 @@ td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__op
         return barrier(hierarchy, operation);
     size_t bytes = operation->call.count * td__operation_element(operation);
     bool reads = operation->call.input != NULL, writes = operation->call.output != NULL;
-    bool shareable = (!reads || is_shareable(operation->call.input)) &&
-                     (!writes || is_shareable(operation->call.output));
+    bool shareable = td__shm_arena_offset(operation->call.input, reads) &&
+                     td__shm_arena_offset(operation->call.output, writes);
     if (!bytes || !hierarchy->comm || shareable)
         return run_shared(hierarchy, operation);
 
