@@ -2,7 +2,7 @@
  * process_vm_writev() copy it once, if the kernel allows them between all members.
  *
  *     broadcast, scatter    each rank reads its data from the root; the root writes the last piece of each
- *     gather                each rank writes its data to the root; the root reads the last piece of each
+ *     gather                each rank writes its data to the root; the root reads the first piece of each
  *     all_gather            each rank reads the data of all
  *     all_to_all            each rank reads its part of the data of all
  *                           (if parts are uneven: except a piece of each part, which its owner writes)
