@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -48,36 +47,32 @@ void td__links_send_failure(struct td__links *links, const struct td__operation 
                             td_status status, const char *reason)
 {
     size_t size = strnlen(reason, TD__FAILURE_TEXT);
-    if (links->failure_notice)
+    if (links->failure_notice_size)
         return;
-    links->failure_notice = malloc(TD__HEADER_BYTES + size);
-    if (links->failure_notice) {
-        struct td__call_header header = td__header_of(operation, operation->call.count, 0, 0);
-        header.type = TD__HEADER_FAILURE;
-        header.op = (uint16_t)status;
-        header.payload = size;
-        td__header_write(&header, links->failure_notice);
-        memcpy(links->failure_notice + TD__HEADER_BYTES, reason, size);
-        links->failure_notice_size = TD__HEADER_BYTES + size;
-    }
+    struct td__call_header header = td__header_of(operation, operation->call.count, 0, 0);
+    header.type = TD__HEADER_FAILURE;
+    header.op = (uint16_t)status;
+    header.payload = size;
+    td__header_write(&header, links->failure_notice);
+    memcpy(links->failure_notice + TD__HEADER_BYTES, reason, size);
+    links->failure_notice_size = TD__HEADER_BYTES + size;
     for (int i = 0; i < links->size; i++) {
         struct td__tcp_link *link = &links->at[i];
-        if (link->fd >= 0 && links->failure_notice && !link->sending)
+        if (link->fd >= 0 && !link->sending)
             send_notice(links, link->fd);
         else if (link->fd >= 0)
             shutdown(link->fd, SHUT_WR);
-        if (link->side >= 0 && links->failure_notice)
+        if (link->side >= 0)
             send_notice(links, link->side);
     }
-    if (links->failure_notice)
-        links->source->listen(links->arg, on_late_link, links);
+    links->source->listen(links->arg, on_late_link, links);
 }
 
 void td__links_send_failure_to(struct td__links *links, int peer, td__deadline deadline)
 {
     struct td__tcp_link *link = &links->at[peer];
     bool notified = (link->fd >= 0 && !link->sending) || link->side >= 0;
-    if (!links->failure_notice || peer == links->index || notified ||
+    if (!links->failure_notice_size || peer == links->index || notified ||
         td__links_exit_reason(links, peer, false))
         return;
     if (links->source->connect(links->arg, peer, true, deadline, &link->side))

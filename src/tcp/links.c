@@ -101,7 +101,6 @@ void td__links_free(struct td__links *links)
     links->source->listen(links->arg, NULL, NULL);
     close_links(links);
     free(links->at);
-    free(links->failure_notice);
     if (links->wake_set >= 0)
         close(links->wake_set);
     if (links->wake >= 0)

@@ -50,11 +50,11 @@ struct td__links {
     const struct td__link_source *source;
     void *arg;
     int size, index;
-    struct td__tcp_link *at; /* `size` */
-    uint8_t *failure_notice; /* header and text, once the comm has failed */
-    size_t failure_notice_size;
-    bool failure_received; /* the failure notice of another member */
-    int neighbours;        /* members on this machine to which there is a link */
+    struct td__tcp_link *at;                                     /* `size` */
+    uint8_t failure_notice[TD__HEADER_BYTES + TD__FAILURE_TEXT]; /* header and text … */
+    size_t failure_notice_size; /* … once the comm has failed; 0 before */
+    bool failure_received;      /* the failure notice of another member */
+    int neighbours;             /* members on this machine to which there is a link */
     int wake_set;    /* an epoll set that td__links_sleep() polls: `wake`, and watched links … */
     atomic_int wake; /* … and an eventfd; both -1 until this member first sleeps */
     struct td__comm_callbacks callbacks; /* each may be NULL */
