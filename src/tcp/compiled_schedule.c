@@ -7,10 +7,10 @@
 
 #include <stdlib.h>
 
-static bool is_transfer(const struct td__step *step)
+static bool is_transfer(const struct td__step *step, bool sends)
 {
-    return step->kind == TD__STEP_SEND || step->kind == TD__STEP_RECV ||
-           step->kind == TD__STEP_RECV_REDUCE;
+    return sends ? step->kind == TD__STEP_SEND
+                 : step->kind == TD__STEP_RECV || step->kind == TD__STEP_RECV_REDUCE;
 }
 
 /* A schedule that is being compiled. latest[peer] is the index of the last transfer to or from `peer`; it
@@ -28,7 +28,7 @@ static void add_transfers(struct build *build, uint32_t first, uint32_t end, boo
     const struct td__step *steps = compiled->schedule.steps;
     uint32_t begin = build->transfers;
     for (uint32_t i = first; i < end; i++) {
-        if (!is_transfer(&steps[i]) || (steps[i].kind == TD__STEP_SEND) != sends)
+        if (!is_transfer(&steps[i], sends))
             continue;
         uint32_t *latest = &build->latest[steps[i].peer];
         if (*latest == UINT32_MAX || *latest < begin) {
@@ -43,7 +43,7 @@ static void add_transfers(struct build *build, uint32_t first, uint32_t end, boo
         compiled->transfers[i].count = 0;
     }
     for (uint32_t i = first; i < end; i++) {
-        if (!is_transfer(&steps[i]) || (steps[i].kind == TD__STEP_SEND) != sends)
+        if (!is_transfer(&steps[i], sends))
             continue;
         struct td__transfer *transfer = &compiled->transfers[build->latest[steps[i].peer]];
         compiled->segments[transfer->first + transfer->count++] = (struct td__segment){
