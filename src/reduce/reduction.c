@@ -325,7 +325,7 @@ static void offset_buffers(void *const *buffers, int n, size_t bytes, void **par
 
 static bool is_page_staged(const struct work *work, void *const *buffers, int n, size_t at)
 {
-    void *parts[WIDEST];
+    void *parts[WIDEST] = {0};
     offset_buffers(buffers, n, at * work->size, parts);
     return td__reduce_is_staged(work->reduction->methods, n, td__reduce_clash(parts, n));
 }
@@ -343,7 +343,7 @@ static void reduce_in_place(const struct work *work, void *const *buffers, int n
     uint32_t methods = work->reduction->methods;
     bool staged = td__reduce_is_staged(methods, n, false);
     bool varies = staged != td__reduce_is_staged(methods, n, true);
-    void *parts[WIDEST];
+    void *parts[WIDEST] = {0};
     for (size_t at = 0, end; at < count; at = end) {
         end = count;
         if (varies) {
