@@ -71,7 +71,7 @@ struct td__shm_args {
 
 struct td__shm_slot {
     _Alignas(64) struct td__shm_args args;
-    char data[TD__SLOT_BYTES];
+    _Alignas(64) char data[TD__SLOT_BYTES];
 };
 
 struct td__shm_head {
