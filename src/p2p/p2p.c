@@ -21,9 +21,8 @@ static bool allocate(struct td__p2p *p2p)
     p2p->world_ranks = malloc(size * sizeof *p2p->world_ranks);
     p2p->locals = malloc(size * sizeof *p2p->locals);
     p2p->peers = calloc(size, sizeof *p2p->peers);
-    p2p->taken = calloc(TD__DESCRIPTORS, sizeof *p2p->taken);
     p2p->name = strdup(p2p->options.name ? p2p->options.name : "");
-    return p2p->world_ranks && p2p->locals && p2p->peers && p2p->taken && p2p->name;
+    return p2p->world_ranks && p2p->locals && p2p->peers && p2p->name;
 }
 
 static void release(struct td__p2p *p2p)
@@ -31,7 +30,6 @@ static void release(struct td__p2p *p2p)
     free(p2p->world_ranks);
     free(p2p->locals);
     free(p2p->peers);
-    free(p2p->taken);
     free(p2p->name);
     free(p2p);
 }
@@ -62,6 +60,9 @@ td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p *
     for (int rank = 0; rank < options->size; rank++) {
         struct td__peer *peer = &p2p->peers[rank];
         peer->local = -1;
+        TAILQ_INIT(&peer->posted);
+        TAILQ_INIT(&peer->arrivals);
+        TAILQ_INIT(&peer->queue);
         if (options->sockets_only ||
             td__endpoint_host(options->endpoint, options->world_ranks[rank]) != host)
             continue;
@@ -70,6 +71,11 @@ td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p *
         peer->local = p2p->local_size;
         p2p->locals[p2p->local_size++] = rank;
     }
+    struct td__post_list *lists[] = {&p2p->any,      &p2p->active, &p2p->announced,
+                                     &p2p->expected, &p2p->copies, &p2p->finished};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        TAILQ_INIT(lists[i]);
+    TAILQ_INIT(&p2p->arrivals);
     p2p->remaining = options->size - 1;
     p2p->lost = -1;
     p2p->next_deadline = p2p->next_check = TD__NEVER;
@@ -128,8 +134,8 @@ static td_status start_send(struct td__p2p *p2p, struct td__post *post)
                                                        p2p->world_ranks[post->peer]);
     if (exit_reason) /* messages that it has sent may still be received */
         return td_fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post), exit_reason);
-    bool first = !peer->queue.first;
-    td__post_append(&peer->queue, post);
+    bool first = TAILQ_EMPTY(&peer->queue);
+    td__post_move(post, &peer->queue);
     if (first)
         td__peer_flush(p2p, post->peer);
     return TD_OK;
@@ -143,12 +149,11 @@ static td_status start_recv(struct td__p2p *p2p, struct td__post *post)
     struct td__p2p_arrival *arrival;
     while ((arrival = td__match_arrival(p2p, source, post->tag))) {
         bool taken = true;
-        td__arrival_remove(p2p, arrival);
         if (arrival->envelope.kind == TD__FRAME_EAGER)
             td__deliver(p2p, post, &arrival->envelope, arrival->data);
         else
             taken = td__begin_large(p2p, post, &arrival->envelope);
-        free(arrival);
+        td__arrival_drop(p2p, arrival);
         if (taken)
             return TD_OK;
     }
@@ -157,7 +162,7 @@ static td_status start_recv(struct td__p2p *p2p, struct td__post *post)
     if (any)
         TD_TRY(td__any_cannot_come(p2p, post));
     post->order = ++p2p->order;
-    td__post_append(any ? &p2p->any : &p2p->peers[source].posted, post);
+    td__post_move(post, any ? &p2p->any : &p2p->peers[source].posted);
     return TD_OK;
 }
 
@@ -179,7 +184,7 @@ static td_status start(struct td__p2p *p2p, struct td__post *post)
     td__post_begin(p2p, post);
     td_status status = post->kind == TD__FRAME_NONE ? start_recv(p2p, post) : start_send(p2p, post);
     if (status)
-        td__post_abandon(p2p, post);
+        LIST_REMOVE(post, in_all);
     return status;
 }
 
@@ -190,7 +195,7 @@ static bool send_at_once(struct td__p2p *p2p, const td_call *call)
     size_t size = call->count * td_dtype_size(call->dtype);
     if (p2p->oversubscribed && p2p->attached)
         td__wait_event_set_processor(td__p2p_shm_own_event(p2p));
-    return peer->local >= 0 && p2p->attached && !peer->gone && !peer->queue.first &&
+    return peer->local >= 0 && p2p->attached && !peer->gone && TAILQ_EMPTY(&peer->queue) &&
            td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[call->peer]) ==
                TD__PRESENT &&
            td__p2p_shm_is_small(p2p, call->input, size) &&
@@ -200,10 +205,10 @@ static bool send_at_once(struct td__p2p *p2p, const td_call *call)
 /* A small message that is there already, or comes within a moment, with nothing else posted. */
 static bool recv_at_once(struct td__p2p *p2p, const td_call *call, size_t *size)
 {
-    if (call->peer == TD_ANY_SOURCE || p2p->pending || !p2p->attached)
+    if (call->peer == TD_ANY_SOURCE || !LIST_EMPTY(&p2p->all) || !p2p->attached)
         return false;
     const struct td__peer *peer = &p2p->peers[call->peer];
-    return peer->local >= 0 && !peer->gone && !peer->arrivals.first &&
+    return peer->local >= 0 && !peer->gone && TAILQ_EMPTY(&peer->arrivals) &&
            td__p2p_shm_recv_small(p2p, call->peer, call->tag, call->output,
                                   call->count * td_dtype_size(call->dtype), size);
 }
@@ -248,7 +253,7 @@ td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
     status = start(p2p, post);
     if (status)
         free(post);
-    if (p2p->pending)
+    if (!LIST_EMPTY(&p2p->all))
         td__p2p_attend(p2p);
     td__p2p_settle(p2p);
 unlock:
@@ -335,8 +340,8 @@ static void end_post(struct td__p2p *p2p, struct td__post *post, enum td__cancel
 
 static void end_receives(struct td__p2p *p2p)
 {
-    for (struct td__post *post = p2p->all, *next; post; post = next) {
-        next = post->all_next;
+    for (struct td__post *post = LIST_FIRST(&p2p->all), *next; post; post = next) {
+        next = LIST_NEXT(post, in_all);
         if (post->kind == TD__FRAME_NONE)
             end_post(p2p, post, TD__SOON);
     }
@@ -348,14 +353,14 @@ static void finish_posts(struct td__p2p *p2p)
     pthread_mutex_lock(&p2p->lock);
     end_receives(p2p);
     td__p2p_settle(p2p);
-    while (p2p->pending && !td__deadline_passed(deadline)) {
+    while (!LIST_EMPTY(&p2p->all) && !td__deadline_passed(deadline)) {
         pthread_mutex_unlock(&p2p->lock);
         td__p2p_progress(p2p, NULL, TD_ANY_SOURCE, 1);
         pthread_mutex_lock(&p2p->lock);
         end_receives(p2p);
     }
-    while (p2p->all)
-        end_post(p2p, p2p->all, TD__AT_ONCE);
+    while (!LIST_EMPTY(&p2p->all))
+        end_post(p2p, LIST_FIRST(&p2p->all), TD__AT_ONCE);
     td__p2p_settle(p2p);
     pthread_mutex_unlock(&p2p->lock);
 }
@@ -373,11 +378,8 @@ void td__p2p_destroy(struct td__p2p *p2p)
     td__p2p_tcp_leave(p2p, td__deadline_in_ms(PARTING_MS));
     if (p2p->attached)
         td__p2p_shm_leave(p2p);
-    while (p2p->arrivals.first) {
-        struct td__p2p_arrival *arrival = p2p->arrivals.first;
-        td__arrival_remove(p2p, arrival);
-        free(arrival);
-    }
+    while (!TAILQ_EMPTY(&p2p->arrivals))
+        td__arrival_drop(p2p, TAILQ_FIRST(&p2p->arrivals));
     free(p2p->aborted);
     for (int i = 0; i < p2p->options.size; i++)
         free(p2p->peers[i].exit_reason);

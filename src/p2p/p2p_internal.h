@@ -35,6 +35,7 @@
 #include <tandem/backend.h>
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 enum td__frame_kind {
     TD__FRAME_NONE,    /* shared memory: no frame yet */
@@ -62,14 +63,12 @@ struct td__envelope {
     uint64_t address; /* LARGE: where */
 };
 
-struct td__post_list {
-    struct td__post *first, *last;
-};
+TAILQ_HEAD(td__post_list, td__post);
 
 struct td__post {
-    struct td__post *next, *before; /* in `list` */
-    struct td__post_list *list;
-    struct td__post *all_next, *all_before;
+    TAILQ_ENTRY(td__post) entry;
+    struct td__post_list *list; /* that it is in, or NULL */
+    LIST_ENTRY(td__post) in_all;
     const atomic_bool *complete; /* of the work */
     td_work *work;               /* NULL: a control frame, such as GO, or … */
     atomic_bool *waited;         /* … a thread waits for this, and owns the post */
@@ -104,15 +103,13 @@ struct td__post {
 
 /** A message that came before its recv. */
 struct td__p2p_arrival {
-    struct td__p2p_arrival *next, *before;         /* of the same source, in order */
-    struct td__p2p_arrival *all_next, *all_before; /* of all, in order */
+    TAILQ_ENTRY(td__p2p_arrival) entry;  /* of the same source, in order */
+    TAILQ_ENTRY(td__p2p_arrival) in_all; /* of all, in order */
     struct td__envelope envelope;
     char data[]; /* EAGER */
 };
 
-struct td__arrival_list {
-    struct td__p2p_arrival *first, *last;
-};
+TAILQ_HEAD(td__arrival_list, td__p2p_arrival);
 
 /** One direction of a ring: where this process writes, or reads. */
 struct td__ring_end {
@@ -140,6 +137,8 @@ struct td__peer {
     _Atomic signed char readable;      /* its memory, by process_vm_readv(): 0 unknown, 1, -1 */
 };
 
+enum { TD__DESCRIPTORS = 128 }; /* large sends of a rank that can be copied by descriptor at once */
+
 enum td__owner { TD__OWNER_NONE, TD__OWNER_PROGRAM, TD__OWNER_THREAD };
 
 struct td__p2p {
@@ -151,16 +150,15 @@ struct td__p2p {
     pthread_mutex_t lock; /* taken after the endpoint's, before those of works */
     uint64_t order;       /* counts receives */
     uint64_t ids;         /* counts requests */
-    struct td__post *all;
+    LIST_HEAD(, td__post) all;
     struct td__post_list any;       /* receives from any source */
     struct td__post_list active;    /* with a descriptor */
     struct td__post_list announced; /* sends that wait for a GO */
     struct td__post_list expected;  /* receives that have sent a GO */
     struct td__post_list copies;    /* active, and waiting for a thread to copy */
-    struct td__post *finished;
+    struct td__post_list finished;  /* their works are not completed yet */
     struct td__arrival_list arrivals;
     td__deadline next_deadline; /* no post's is earlier */
-    int pending;                /* posts in `all` */
     int stalled;                /* peers whose queue waits for room */
     int remaining;              /* other ranks that are not gone */
     int last_gone;              /* of those that are */
@@ -180,7 +178,7 @@ struct td__p2p {
     int *locals; /* ranks of this host, in order */
     int local_size, local_index;
     struct td__shared *shared;
-    bool *taken;                 /* this rank's descriptors that are in use */
+    bool taken[TD__DESCRIPTORS]; /* of this rank: in use */
     _Atomic uint32_t departures; /* as last seen */
     uint64_t nonce;              /* by which others see whether they can read this process */
 
@@ -212,14 +210,11 @@ struct td__p2p {
 
 /* ---- p2p_posts.c, p2p_match.c ------------------------------------------------------ */
 
-void td__post_append(struct td__post_list *list, struct td__post *post);
-void td__post_remove(struct td__post *post);
+/** Moves a post from the list that it is in, if any, to the end of another one. */
+void td__post_move(struct td__post *post, struct td__post_list *list);
 
 /** Takes a new post into the list of all. */
 void td__post_begin(struct td__p2p *p2p, struct td__post *post);
-
-/** Takes a post that is in no other list out of the list of all, without completing it. */
-void td__post_abandon(struct td__p2p *p2p, struct td__post *post);
 
 /** Appends a control frame to `queue`; false if out of memory. */
 bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__frame_kind kind,
@@ -250,8 +245,8 @@ struct td__post *td__match_posted(struct td__p2p *p2p, int source, int tag);
 /** The first message that fits a new recv. */
 struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int tag);
 
-/** Takes a message out of the lists; the caller frees it. */
-void td__arrival_remove(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
+/** Takes a message out of the lists, and frees it. */
+void td__arrival_drop(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
 
 /** Keeps a message for later; `data` are its bytes if it is EAGER. False if out of memory. */
 bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data);
@@ -374,7 +369,6 @@ struct td__p2p_entry {
     _Alignas(TD__LINE) struct td__wait_event event;
     _Alignas(TD__LINE) _Atomic uint32_t pid; /* the others are valid once this is not 0 */
     _Atomic uint32_t gone;
-    uint64_t pid_namespace;
     uint64_t nonce;
     uint64_t nonce_address;
 };
@@ -431,8 +425,6 @@ bool td__p2p_shm_readable(struct td__p2p *p2p, int peer);
 bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t size);
 
 /* ---- p2p_large.c ------------------------------------------------------------------------ */
-
-enum { TD__DESCRIPTORS = 128 }; /* large sends of a rank that can be copied by descriptor at once */
 
 /** What sender and receiver of a large message share; the sender's, in shared memory. */
 struct td__descriptor {

@@ -90,8 +90,7 @@ bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
     post->descriptor = descriptor;
     post->memory = envelope->memory;
     post->address = envelope->address;
-    td__post_remove(post);
-    td__post_append(&p2p->copies, post);
+    td__post_move(post, &p2p->copies);
     return true;
 }
 
@@ -263,8 +262,7 @@ static void stream(struct td__p2p *p2p, struct td__post *post)
 {
     struct td__descriptor *descriptor = post->descriptor;
     post->descriptor = NULL;
-    td__post_remove(post);
-    td__post_append(&p2p->expected, post);
+    td__post_move(post, &p2p->expected);
     atomic_store(&descriptor->state, STREAM);
     td__p2p_shm_signal(p2p, post->peer);
 }
@@ -282,16 +280,14 @@ static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
         release_descriptor(p2p, post);
         atomic_store(&descriptor->state, FREE);
         post->kind = TD__FRAME_DATA;
-        td__post_remove(post);
-        td__post_append(&p2p->peers[post->peer].queue, post);
+        td__post_move(post, &p2p->peers[post->peer].queue);
         td__peer_flush(p2p, post->peer);
     } else if (p2p->peers[post->peer].gone) {
         td__large_cancel(p2p, post, TD__AT_ONCE);
         td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
     } else if (!post->helped && atomic_load_explicit(&descriptor->open, memory_order_acquire)) {
         post->helped = true;
-        td__post_remove(post);
-        td__post_append(&p2p->copies, post);
+        td__post_move(post, &p2p->copies);
     } else {
         return false;
     }
@@ -335,8 +331,8 @@ static bool look_at_recv(struct td__p2p *p2p, struct td__post *post)
 bool td__large_look(struct td__p2p *p2p)
 {
     bool happened = false;
-    for (struct td__post *post = p2p->active.first, *next; post; post = next) {
-        next = post->next;
+    for (struct td__post *post = TAILQ_FIRST(&p2p->active), *next; post; post = next) {
+        next = TAILQ_NEXT(post, entry);
         if (!post->copying)
             happened |= post->kind != TD__FRAME_NONE ? look_at_send(p2p, post)
                                                      : look_at_recv(p2p, post);
@@ -346,11 +342,10 @@ bool td__large_look(struct td__p2p *p2p)
 
 bool td__large_copy(struct td__p2p *p2p)
 {
-    struct td__post *post = p2p->copies.first;
+    struct td__post *post = TAILQ_FIRST(&p2p->copies);
     if (!post)
         return false;
-    td__post_remove(post);
-    td__post_append(&p2p->active, post);
+    td__post_move(post, &p2p->active);
     post->copying = true;
     bool send = post->kind != TD__FRAME_NONE;
     pthread_mutex_unlock(&p2p->lock);

@@ -18,9 +18,10 @@
 
 static struct td__post *first_fitting(const struct td__post_list *list, int tag)
 {
-    struct td__post *post = list->first;
-    while (post && !td__tag_fits(post->tag, tag))
-        post = post->next;
+    struct td__post *post;
+    TAILQ_FOREACH (post, list, entry)
+        if (td__tag_fits(post->tag, tag))
+            break;
     return post;
 }
 
@@ -37,13 +38,13 @@ struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int t
 {
     struct td__p2p_arrival *arrival;
     if (source == TD_ANY_SOURCE) {
-        arrival = p2p->arrivals.first;
-        while (arrival && !td__tag_fits(tag, arrival->envelope.tag))
-            arrival = arrival->all_next;
+        TAILQ_FOREACH (arrival, &p2p->arrivals, in_all)
+            if (td__tag_fits(tag, arrival->envelope.tag))
+                break;
     } else {
-        arrival = p2p->peers[source].arrivals.first;
-        while (arrival && !td__tag_fits(tag, arrival->envelope.tag))
-            arrival = arrival->next;
+        TAILQ_FOREACH (arrival, &p2p->peers[source].arrivals, entry)
+            if (td__tag_fits(tag, arrival->envelope.tag))
+                break;
     }
     return arrival;
 }
@@ -52,34 +53,15 @@ struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int t
 
 static void append_arrival(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
 {
-    struct td__arrival_list *list = &p2p->peers[arrival->envelope.source].arrivals;
-    arrival->next = NULL;
-    arrival->before = list->last;
-    if (list->last)
-        list->last->next = arrival;
-    else
-        list->first = arrival;
-    list->last = arrival;
-
-    list = &p2p->arrivals;
-    arrival->all_next = NULL;
-    arrival->all_before = list->last;
-    if (list->last)
-        list->last->all_next = arrival;
-    else
-        list->first = arrival;
-    list->last = arrival;
+    TAILQ_INSERT_TAIL(&p2p->peers[arrival->envelope.source].arrivals, arrival, entry);
+    TAILQ_INSERT_TAIL(&p2p->arrivals, arrival, in_all);
 }
 
-void td__arrival_remove(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
+void td__arrival_drop(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
 {
-    struct td__arrival_list *list = &p2p->peers[arrival->envelope.source].arrivals;
-    *(arrival->before ? &arrival->before->next : &list->first) = arrival->next;
-    *(arrival->next ? &arrival->next->before : &list->last) = arrival->before;
-
-    list = &p2p->arrivals;
-    *(arrival->all_before ? &arrival->all_before->all_next : &list->first) = arrival->all_next;
-    *(arrival->all_next ? &arrival->all_next->all_before : &list->last) = arrival->all_before;
+    TAILQ_REMOVE(&p2p->peers[arrival->envelope.source].arrivals, arrival, entry);
+    TAILQ_REMOVE(&p2p->arrivals, arrival, in_all);
+    free(arrival);
 }
 
 struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope)
@@ -174,32 +156,34 @@ bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
         return true;
     }
     /* First into the list: the DATA can come as soon as the GO is written. */
-    td__post_remove(post);
-    td__post_append(&p2p->expected, post);
+    td__post_move(post, &p2p->expected);
     if (!answer(p2p, TD__FRAME_GO, envelope))
         td__post_finish(p2p, post, td__fail_nomem(td__post_describe(p2p, post)));
     return true;
 }
 
+static struct td__post *find_by_id(const struct td__post_list *list, int source, uint64_t id)
+{
+    struct td__post *post;
+    TAILQ_FOREACH (post, list, entry)
+        if (post->peer == source && post->id == id)
+            break;
+    return post;
+}
+
 struct td__post *td__find_expected(struct td__p2p *p2p, int source, uint64_t id)
 {
-    struct td__post *post = p2p->expected.first;
-    while (post && (post->peer != source || post->id != id))
-        post = post->next;
-    return post;
+    return find_by_id(&p2p->expected, source, id);
 }
 
 static void give_up(struct td__p2p *p2p, const struct td__envelope *envelope)
 {
-    struct td__p2p_arrival *arrival = p2p->peers[envelope->source].arrivals.first;
-    while (arrival &&
-           (arrival->envelope.kind != TD__FRAME_REQUEST || arrival->envelope.id != envelope->id))
-        arrival = arrival->next;
-    if (arrival) {
-        td__arrival_remove(p2p, arrival);
-        free(arrival);
-        return;
-    }
+    struct td__p2p_arrival *arrival;
+    TAILQ_FOREACH (arrival, &p2p->peers[envelope->source].arrivals, entry)
+        if (arrival->envelope.kind == TD__FRAME_REQUEST && arrival->envelope.id == envelope->id) {
+            td__arrival_drop(p2p, arrival);
+            return;
+        }
     struct td__post *post = td__find_expected(p2p, envelope->source, envelope->id);
     if (post)
         td__post_suspect(p2p, post, "the sender cancelled the message");
@@ -219,9 +203,7 @@ bool td__take_header(struct td__p2p *p2p, const struct td__envelope *envelope)
         return true;
     case TD__FRAME_GO:
     case TD__FRAME_DROP:
-        post = p2p->announced.first;
-        while (post && (post->peer != source || post->id != envelope->id))
-            post = post->next;
+        post = find_by_id(&p2p->announced, source, envelope->id);
         if (!post)
             return true; /* cancelled meanwhile */
         if (envelope->kind == TD__FRAME_DROP) {
@@ -229,8 +211,7 @@ bool td__take_header(struct td__p2p *p2p, const struct td__envelope *envelope)
             return true;
         }
         post->kind = TD__FRAME_DATA;
-        td__post_remove(post);
-        td__post_append(&p2p->peers[source].queue, post);
+        td__post_move(post, &p2p->peers[source].queue);
         td__peer_flush(p2p, source);
         return true;
     case TD__FRAME_CANCEL:

@@ -19,63 +19,24 @@ enum { MOST_NAMED = 3 };
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-void td__post_append(struct td__post_list *list, struct td__post *post)
+void td__post_move(struct td__post *post, struct td__post_list *list)
 {
+    if (post->list)
+        TAILQ_REMOVE(post->list, post, entry);
+    TAILQ_INSERT_TAIL(list, post, entry);
     post->list = list;
-    post->next = NULL;
-    post->before = list->last;
-    if (list->last)
-        list->last->next = post;
-    else
-        list->first = post;
-    list->last = post;
 }
 
-void td__post_remove(struct td__post *post)
+static void check_by(struct td__p2p *p2p, td__deadline when)
 {
-    struct td__post_list *list = post->list;
-    if (!list)
-        return;
-    if (post->before)
-        post->before->next = post->next;
-    else
-        list->first = post->next;
-    if (post->next)
-        post->next->before = post->before;
-    else
-        list->last = post->before;
-    post->list = NULL;
+    p2p->next_check = td__deadline_earlier(p2p->next_check, when);
 }
 
 void td__post_begin(struct td__p2p *p2p, struct td__post *post)
 {
-    post->all_before = NULL;
-    post->all_next = p2p->all;
-    if (p2p->all)
-        p2p->all->all_before = post;
-    p2p->all = post;
-    p2p->pending++;
-    if (post->deadline < p2p->next_deadline)
-        p2p->next_deadline = post->deadline;
-    td__deadline check = p2p->checked + CHECK_NS; /* its peer may not be watched yet */
-    if (check < p2p->next_check)
-        p2p->next_check = check;
-}
-
-static void leave_all(struct td__p2p *p2p, struct td__post *post)
-{
-    if (post->all_before)
-        post->all_before->all_next = post->all_next;
-    else
-        p2p->all = post->all_next;
-    if (post->all_next)
-        post->all_next->all_before = post->all_before;
-    p2p->pending--;
-}
-
-void td__post_abandon(struct td__p2p *p2p, struct td__post *post)
-{
-    leave_all(p2p, post);
+    LIST_INSERT_HEAD(&p2p->all, post, in_all);
+    p2p->next_deadline = td__deadline_earlier(p2p->next_deadline, post->deadline);
+    check_by(p2p, p2p->checked + CHECK_NS); /* its peer may not be watched yet */
 }
 
 bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__frame_kind kind,
@@ -89,7 +50,7 @@ bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td_
     post->id = id;
     post->deadline = TD__NEVER;
     td__post_begin(p2p, post);
-    td__post_append(queue, post);
+    td__post_move(post, queue);
     return true;
 }
 
@@ -100,13 +61,11 @@ void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status statu
         post->link->into = NULL;
         post->link = NULL;
     }
-    td__post_remove(post);
-    leave_all(p2p, post);
+    td__post_move(post, &p2p->finished);
+    LIST_REMOVE(post, in_all);
     post->status = status;
     bool waited = post->work || post->waited;
     post->why = status && waited ? strdup(td_last_error()) : NULL;
-    post->next = p2p->finished;
-    p2p->finished = post;
 }
 
 const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
@@ -152,15 +111,14 @@ void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
         if (peer->links[i])
             td__p2p_tcp_close(p2p, peer->links[i]);
 
-    for (struct td__p2p_arrival *arrival = peer->arrivals.first, *next; arrival; arrival = next) {
-        next = arrival->next;
-        if (arrival->envelope.kind == TD__FRAME_REQUEST) {
-            td__arrival_remove(p2p, arrival);
-            free(arrival);
-        }
+    for (struct td__p2p_arrival *arrival = TAILQ_FIRST(&peer->arrivals), *next; arrival;
+         arrival = next) {
+        next = TAILQ_NEXT(arrival, entry);
+        if (arrival->envelope.kind == TD__FRAME_REQUEST)
+            td__arrival_drop(p2p, arrival);
     }
-    for (struct td__post *post = p2p->all, *next; post; post = next) {
-        next = post->all_next;
+    for (struct td__post *post = LIST_FIRST(&p2p->all), *next; post; post = next) {
+        next = LIST_NEXT(post, in_all);
         if (post->list == &p2p->active || post->list == &p2p->copies || post->copying)
             continue; /* td__large_look() ends it, since all may have been copied */
         if (post->peer == rank)
@@ -183,11 +141,6 @@ td_status td__any_cannot_come(struct td__p2p *p2p, const struct td__post *post)
                    died ? "" : "no other rank is left; the last one, ",
                    td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[named]),
                    died ? "" : ",", p2p->peers[named].exit_reason);
-}
-
-static void check_by(struct td__p2p *p2p, td__deadline when)
-{
-    p2p->next_check = td__deadline_earlier(p2p->next_check, when);
 }
 
 /* A link that a rank opened before it left may still be in the handshake. */
@@ -271,7 +224,8 @@ void td__p2p_check_peers(struct td__p2p *p2p, bool all)
     p2p->next_check = TD__NEVER;
     if (p2p->unexplained)
         end_unexplained(p2p);
-    for (const struct td__post *post = p2p->all; post; post = post->all_next)
+    const struct td__post *post;
+    LIST_FOREACH (post, &p2p->all, in_all)
         if (post->peer == TD_ANY_SOURCE)
             all = true;
         else
@@ -304,8 +258,7 @@ void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *wh
     post->id = 0;
     post->deadline = td__deadline_earlier(post->deadline, td__deadline_in_ms(SUSPECT_MS));
     p2p->next_deadline = td__deadline_earlier(p2p->next_deadline, post->deadline);
-    td__post_remove(post);
-    td__post_append(&p2p->expected, post);
+    td__post_move(post, &p2p->expected);
 }
 
 /* A send that was announced to the receiver is cancelled there, too. */
@@ -314,7 +267,7 @@ static void cancel_send(struct td__p2p *p2p, struct td__post *post)
     struct td__peer *peer = &p2p->peers[post->peer];
     bool known = post->list == &p2p->announced || post->kind == TD__FRAME_DATA;
     struct td__p2p_link *link = peer->local < 0 ? peer->links[0] : NULL;
-    if (link && link->queue->first == post && link->written) {
+    if (link && TAILQ_FIRST(link->queue) == post && link->written) {
         td__peer_gone(p2p, post->peer,
                       "is disconnected, since a send to it was not complete at its deadline");
         return;
@@ -363,7 +316,7 @@ void td__expire(struct td__p2p *p2p, int64_t now)
     struct td__post *post;
 again:
     next_deadline = TD__NEVER;
-    for (post = p2p->all; post; post = post->all_next) {
+    LIST_FOREACH (post, &p2p->all, in_all) {
         if (post->deadline > now) {
             next_deadline = td__deadline_earlier(next_deadline, post->deadline);
             continue;

@@ -32,10 +32,10 @@ void td__peer_flush(struct td__p2p *p2p, int rank)
     bool here = peer->local >= 0;
     struct td__post *post;
     if (!here || p2p->attached)
-        while ((post = peer->queue.first))
+        while ((post = TAILQ_FIRST(&peer->queue)))
             if (!(here ? td__p2p_shm_write(p2p, rank, post) : td__p2p_tcp_write(p2p, rank, post)))
                 break;
-    bool stalled = here && p2p->attached && peer->queue.first;
+    bool stalled = here && p2p->attached && !TAILQ_EMPTY(&peer->queue);
     p2p->stalled += stalled - peer->stalled;
     peer->stalled = stalled;
 }
@@ -47,7 +47,7 @@ static bool flush_locals(struct td__p2p *p2p)
     for (int i = 0; i < p2p->local_size; i++) {
         struct td__peer *peer = &p2p->peers[p2p->locals[i]];
         uint64_t before = peer->writes.total;
-        if (peer->queue.first)
+        if (!TAILQ_EMPTY(&peer->queue))
             td__peer_flush(p2p, p2p->locals[i]);
         happened |= peer->writes.total != before;
     }
@@ -56,12 +56,13 @@ static bool flush_locals(struct td__p2p *p2p)
 
 static bool has_job(const struct td__p2p *p2p)
 {
-    return (p2p->attach_wanted && !p2p->attaching) || p2p->connects_wanted || p2p->copies.first;
+    return (p2p->attach_wanted && !p2p->attaching) || p2p->connects_wanted ||
+           !TAILQ_EMPTY(&p2p->copies);
 }
 
 static void set_watch(struct td__p2p *p2p)
 {
-    atomic_store_explicit(&p2p->watch, p2p->active.first || p2p->stalled || has_job(p2p),
+    atomic_store_explicit(&p2p->watch, !TAILQ_EMPTY(&p2p->active) || p2p->stalled || has_job(p2p),
                           memory_order_relaxed);
 }
 
@@ -72,54 +73,41 @@ bool td__p2p_pump(struct td__p2p *p2p)
         happened |= td__p2p_shm_read(p2p);
     if (p2p->epoll >= 0)
         happened |= td__p2p_tcp_look(p2p);
-    if (p2p->active.first)
+    if (!TAILQ_EMPTY(&p2p->active))
         happened |= td__large_look(p2p);
     if (p2p->stalled)
         happened |= flush_locals(p2p);
     set_watch(p2p);
-    return happened || p2p->finished;
+    return happened || !TAILQ_EMPTY(&p2p->finished);
 }
 
-/* The posts that ended, in order. */
-static struct td__post *take_finished(struct td__p2p *p2p)
+static void complete_post(struct td__post *post)
 {
-    struct td__post *list = NULL;
-    while (p2p->finished) { /* the last one is first in that list */
-        struct td__post *post = p2p->finished;
-        p2p->finished = post->next;
-        post->next = list;
-        list = post;
+    if (post->waited) { /* the waiting thread owns it, and may free it at once */
+        atomic_store_explicit(post->waited, true, memory_order_release);
+        return;
     }
-    return list;
-}
-
-static void complete_posts(struct td__post *list)
-{
-    while (list) {
-        struct td__post *post = list;
-        list = post->next;
-        if (post->waited) {
-            atomic_store_explicit(post->waited, true, memory_order_release);
-            continue; /* the waiting thread owns it, and may have freed it */
-        }
-        bool received = post->kind == TD__FRAME_NONE && !post->status;
-        if (post->status)
-            td_fail(post->status, "%s", post->why ? post->why : "out of memory");
-        if (post->work)
-            td_work_complete(post->work, post->status, received ? post->peer : -1,
-                             received ? post->message_size : 0);
-        free(post->why);
-        free(post);
-    }
+    bool received = post->kind == TD__FRAME_NONE && !post->status;
+    if (post->status)
+        td_fail(post->status, "%s", post->why ? post->why : "out of memory");
+    if (post->work)
+        td_work_complete(post->work, post->status, received ? post->peer : -1,
+                         received ? post->message_size : 0);
+    free(post->why);
+    free(post);
 }
 
 void td__p2p_settle(struct td__p2p *p2p)
 {
-    struct td__post *list = take_finished(p2p);
-    if (!list)
+    struct td__post_list list = TAILQ_HEAD_INITIALIZER(list);
+    if (TAILQ_EMPTY(&p2p->finished))
         return;
+    TAILQ_CONCAT(&list, &p2p->finished, entry);
     pthread_mutex_unlock(&p2p->lock);
-    complete_posts(list);
+    for (struct td__post *post; (post = TAILQ_FIRST(&list));) {
+        TAILQ_REMOVE(&list, post, entry);
+        complete_post(post);
+    }
     pthread_mutex_lock(&p2p->lock);
     if (p2p->waiters)
         pthread_cond_broadcast(&p2p->changed);
@@ -140,7 +128,7 @@ static void attach(struct td__p2p *p2p, td__deadline deadline)
         pthread_cond_broadcast(&p2p->changed);
     if (status == TD_ERR_TIMEOUT) {
         td__expire(p2p, td__now_ns());
-        p2p->attach_wanted = p2p->pending > 0;
+        p2p->attach_wanted = !LIST_EMPTY(&p2p->all);
         return;
     }
     p2p->attach_wanted = false;
@@ -150,8 +138,8 @@ static void attach(struct td__p2p *p2p, td__deadline deadline)
         flush_locals(p2p);
         return;
     }
-    for (struct td__post *post = p2p->all, *next; post; post = next) {
-        next = post->all_next;
+    for (struct td__post *post = LIST_FIRST(&p2p->all), *next; post; post = next) {
+        next = LIST_NEXT(post, in_all);
         if (post->peer == TD_ANY_SOURCE || p2p->peers[post->peer].local >= 0)
             td__post_finish(p2p, post, status);
     }
@@ -183,12 +171,11 @@ static bool wait_for_owner(struct td__p2p *p2p, td__deadline deadline)
  * caller completes it without the lock. */
 static struct td__post *take_only(struct td__p2p *p2p, const atomic_bool *complete)
 {
-    struct td__post *post = p2p->finished;
-    if (!post || post->next || !complete)
+    struct td__post *post = TAILQ_FIRST(&p2p->finished);
+    if (!post || TAILQ_NEXT(post, entry) || !complete ||
+        (post->waited != complete && post->complete != complete))
         return NULL;
-    if (post->waited != complete && post->complete != complete)
-        return NULL;
-    p2p->finished = NULL;
+    TAILQ_REMOVE(&p2p->finished, post, entry);
     return post;
 }
 
@@ -234,7 +221,7 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
         p2p->owner = TD__OWNER_NONE;
         if (p2p->waiters)
             pthread_cond_broadcast(&p2p->changed);
-        if (p2p->thread_naps_long && p2p->pending)
+        if (p2p->thread_naps_long && !LIST_EMPTY(&p2p->all))
             pthread_cond_signal(&p2p->thread_wake);
     }
     return last;
@@ -256,14 +243,16 @@ void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer
         td__p2p_wake_for_post(p2p);
     }
     pthread_mutex_unlock(&p2p->lock);
-    complete_posts(last);
+    if (last)
+        complete_post(last);
 }
 
 void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer)
 {
     struct td__post *last = wait_for(p2p, complete, peer, TD__NEVER);
     pthread_mutex_unlock(&p2p->lock);
-    complete_posts(last);
+    if (last)
+        complete_post(last);
 }
 
 /* ---- The engine's thread -------------------------------------------------------------------------- */
@@ -272,7 +261,7 @@ static void serve(struct td__p2p *p2p)
 {
     struct td__p2p_wait wait = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .at_once = true};
     p2p->owner = TD__OWNER_THREAD;
-    while (p2p->owner == TD__OWNER_THREAD && p2p->pending && !p2p->stopping) {
+    while (p2p->owner == TD__OWNER_THREAD && !LIST_EMPTY(&p2p->all) && !p2p->stopping) {
         if (wait.slept || p2p->alerted)
             td__p2p_check_deadlines(p2p);
         bool happened = do_job(p2p, TD__NEVER);
@@ -300,9 +289,8 @@ static void *run(void *arg)
     int64_t nap = NAP_NS;
     pthread_mutex_lock(&p2p->lock);
     while (!p2p->stopping) {
-        if (p2p->finished)
-            td__p2p_settle(p2p);
-        if (!p2p->pending && p2p->posts == seen) {
+        td__p2p_settle(p2p);
+        if (LIST_EMPTY(&p2p->all) && p2p->posts == seen) {
             p2p->thread_rests = true;
             pthread_cond_wait(&p2p->thread_wake, &p2p->lock);
             p2p->thread_rests = false;
@@ -313,7 +301,7 @@ static void *run(void *arg)
         p2p->thread_naps_long = nap > LONG_NAP_NS;
         td__cond_wait(&p2p->thread_wake, &p2p->lock, td__now_ns() + nap);
         p2p->thread_naps_long = false;
-        if (p2p->owner != TD__OWNER_NONE || p2p->waiters || !p2p->pending) {
+        if (p2p->owner != TD__OWNER_NONE || p2p->waiters || LIST_EMPTY(&p2p->all)) {
             /* Longer than LONG_NAP_NS only while one thread of the program keeps waiting. */
             int64_t longest = turn == p2p->turns ? TD__LONGEST_SLEEP_NS : LONG_NAP_NS;
             nap = nap * 2 < longest ? nap * 2 : longest;

@@ -171,8 +171,7 @@ static bool write_large(struct td__p2p *p2p, struct td__post *post)
     envelope.id = post->id = ++p2p->ids;
     bool offered = td__large_offer(p2p, post, &envelope);
     envelope.kind = offered ? TD__FRAME_LARGE : TD__FRAME_REQUEST;
-    td__post_remove(post);
-    td__post_append(offered ? &p2p->active : &p2p->announced, post);
+    td__post_move(post, offered ? &p2p->active : &p2p->announced);
     return write_header(p2p, post->peer, &envelope);
 }
 

@@ -9,11 +9,7 @@
 #include "p2p/p2p_internal.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <poll.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -64,9 +60,7 @@ void td__p2p_shm_begin(struct td__p2p *p2p, void *memory)
     }
     if (getrandom(&p2p->nonce, sizeof p2p->nonce, 0) != sizeof p2p->nonce)
         p2p->nonce = (uint64_t)td__now_ns();
-    struct stat space;
     struct td__p2p_entry *entry = &p2p->shared->entries[own];
-    entry->pid_namespace = stat("/proc/self/ns/pid", &space) ? 0 : space.st_ino;
     entry->nonce = p2p->nonce;
     entry->nonce_address = (uintptr_t)&p2p->nonce;
     atomic_store_explicit(&entry->pid, (uint32_t)getpid(), memory_order_release);

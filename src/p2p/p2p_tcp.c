@@ -65,6 +65,7 @@ static struct td__p2p_link *add_link(struct td__p2p *p2p, int rank, int fd, bool
     link->fd = fd;
     link->peer = rank;
     link->incoming = incoming;
+    TAILQ_INIT(&link->own);
     link->queue = incoming ? &link->own : &p2p->peers[rank].queue;
     p2p->peers[rank].links[incoming] = link;
     p2p->links++;
@@ -86,8 +87,8 @@ void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link)
     p2p->peers[link->peer].links[link->incoming] = NULL;
     if (link->post)
         link->post->link = NULL;
-    while (link->own.first)
-        td__post_finish(p2p, link->own.first, TD_OK);
+    while (!TAILQ_EMPTY(&link->own))
+        td__post_finish(p2p, TAILQ_FIRST(&link->own), TD_OK);
     free(link->arrival);
     link->post = NULL;
     link->arrival = NULL;
@@ -129,7 +130,8 @@ bool td__p2p_tcp_connect(struct td__p2p *p2p)
     struct td__peer *peer = &p2p->peers[rank];
     peer->connecting = 2;
     p2p->connects_wanted--;
-    td__deadline deadline = peer->queue.first ? peer->queue.first->deadline : 0;
+    const struct td__post *first = TAILQ_FIRST(&peer->queue);
+    td__deadline deadline = first ? first->deadline : 0;
     int fd;
     pthread_mutex_unlock(&p2p->lock);
     td_status status = td__endpoint_connect(p2p->options.endpoint, p2p->world_ranks[rank],
@@ -185,8 +187,7 @@ static void written(struct td__p2p *p2p, struct td__post *post, bool requested)
         td__post_finish(p2p, post, TD_OK);
         return;
     }
-    td__post_remove(post);
-    td__post_append(&p2p->announced, post);
+    td__post_move(post, &p2p->announced);
 }
 
 /* Writes a post, which is the first in the link's queue. False when it has to wait, or cannot. */
@@ -231,8 +232,8 @@ bool td__p2p_tcp_write(struct td__p2p *p2p, int rank, struct td__post *post)
 
 void td__p2p_tcp_flush(struct td__p2p *p2p, struct td__p2p_link *link)
 {
-    while (!link->closed && link->queue->first && !link->wants_room)
-        if (!write_first(p2p, link, link->queue->first))
+    while (!link->closed && !TAILQ_EMPTY(link->queue) && !link->wants_room)
+        if (!write_first(p2p, link, TAILQ_FIRST(link->queue)))
             break;
 }
 

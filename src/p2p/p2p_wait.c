@@ -122,6 +122,6 @@ void td__p2p_check_deadlines(struct td__p2p *p2p)
 {
     int64_t now = td__now_ns();
     td__expire(p2p, now);
-    if (p2p->pending && (p2p->alerted || now >= p2p->next_check))
+    if (!LIST_EMPTY(&p2p->all) && (p2p->alerted || now >= p2p->next_check))
         td__p2p_check_peers(p2p, false);
 }

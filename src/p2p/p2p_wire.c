@@ -55,8 +55,7 @@ static bool begin_eager(struct td__p2p *p2p, struct td__p2p_link *link)
             return false;
         link->into = link->arrival->data;
     } else if (td__take(p2p, post, envelope)) {
-        td__post_remove(post);
-        td__post_append(&p2p->expected, post);
+        td__post_move(post, &p2p->expected);
         post->link = link;
         link->post = post;
         link->into = post->data;
