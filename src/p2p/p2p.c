@@ -129,9 +129,8 @@ static td_status start_send(struct td__p2p *p2p, struct td__post *post)
     struct td__peer *peer = &p2p->peers[post->peer];
     TD_TRY(prepare(p2p, post->peer));
     if (peer->gone)
-        return td__peer_refuse(p2p, post->peer, post);
-    const char *exit_reason = td__endpoint_exit_reason(p2p->options.endpoint,
-                                                       p2p->world_ranks[post->peer]);
+        return td__peer_refuse(p2p, post);
+    const char *exit_reason = td__p2p_exit_reason(p2p, post->peer);
     if (exit_reason) /* messages that it has sent may still be received */
         return td_fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post), exit_reason);
     bool first = TAILQ_EMPTY(&peer->queue);
@@ -148,17 +147,13 @@ static td_status start_recv(struct td__p2p *p2p, struct td__post *post)
     TD_TRY(prepare(p2p, source));
     struct td__p2p_arrival *arrival;
     while ((arrival = td__match_arrival(p2p, source, post->tag))) {
-        bool taken = true;
-        if (arrival->envelope.kind == TD__FRAME_EAGER)
-            td__deliver(p2p, post, &arrival->envelope, arrival->data);
-        else
-            taken = td__begin_large(p2p, post, &arrival->envelope);
+        bool taken = td__match(p2p, post, &arrival->envelope, arrival->data);
         td__arrival_drop(p2p, arrival);
         if (taken)
             return TD_OK;
     }
     if (!any && p2p->peers[source].gone)
-        return td__peer_refuse(p2p, source, post);
+        return td__peer_refuse(p2p, post);
     if (any)
         TD_TRY(td__any_cannot_come(p2p, post));
     post->order = ++p2p->order;
@@ -182,24 +177,30 @@ static void check_losses(struct td__p2p *p2p)
 static td_status start(struct td__p2p *p2p, struct td__post *post)
 {
     td__post_begin(p2p, post);
-    td_status status = post->kind == TD__FRAME_NONE ? start_recv(p2p, post) : start_send(p2p, post);
+    td_status status = td__is_send(post) ? start_send(p2p, post) : start_recv(p2p, post);
     if (status)
         LIST_REMOVE(post, in_all);
     return status;
 }
 
-/* A small message on this host, with nothing queued before it: no post is needed. */
+/* A small message on this host, with nothing queued before it: no post is needed. The lock is released then. */
 static bool send_at_once(struct td__p2p *p2p, const td_call *call)
 {
+    if (call->kind != TD_OP_SEND)
+        return false;
     struct td__peer *peer = &p2p->peers[call->peer];
     size_t size = call->count * td_dtype_size(call->dtype);
     if (p2p->oversubscribed && p2p->attached)
         td__wait_event_set_processor(td__p2p_shm_own_event(p2p));
-    return peer->local >= 0 && p2p->attached && !peer->gone && TAILQ_EMPTY(&peer->queue) &&
-           td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[call->peer]) ==
-               TD__PRESENT &&
-           td__p2p_shm_is_small(p2p, call->input, size) &&
-           td__p2p_shm_send_small(p2p, call->peer, call->tag, call->input, size);
+    bool sent = peer->local >= 0 && p2p->attached && !peer->gone && TAILQ_EMPTY(&peer->queue) &&
+                td__p2p_presence(p2p, call->peer) == TD__PRESENT &&
+                td__p2p_shm_is_small(p2p, call->input, size) &&
+                td__p2p_shm_send_small(p2p, call->peer, call->tag, call->input, size);
+    if (sent) {
+        pthread_mutex_unlock(&p2p->lock);
+        td__p2p_shm_signal(p2p, call->peer);
+    }
+    return sent;
 }
 
 /* A small message that is there already, or comes within a moment, with nothing else posted. */
@@ -235,9 +236,7 @@ td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
     TD_TRY(check(p2p, call));
     pthread_mutex_lock(&p2p->lock);
     check_losses(p2p);
-    if (call->kind == TD_OP_SEND && send_at_once(p2p, call)) {
-        pthread_mutex_unlock(&p2p->lock);
-        td__p2p_shm_signal(p2p, call->peer);
+    if (send_at_once(p2p, call)) {
         td_work_complete(work, TD_OK, -1, 0);
         return TD_OK;
     }
@@ -266,11 +265,8 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
     TD_TRY(check(p2p, call));
     pthread_mutex_lock(&p2p->lock);
     check_losses(p2p);
-    if (call->kind == TD_OP_SEND && send_at_once(p2p, call)) {
-        pthread_mutex_unlock(&p2p->lock);
-        td__p2p_shm_signal(p2p, call->peer);
+    if (send_at_once(p2p, call))
         return TD_OK;
-    }
     size_t size;
     if (call->kind == TD_OP_RECV && recv_at_once(p2p, call, &size)) {
         pthread_mutex_unlock(&p2p->lock);
@@ -289,7 +285,7 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
         pthread_mutex_unlock(&p2p->lock);
         return status;
     }
-    td__p2p_wait(p2p, &complete, call->peer);
+    td__p2p_wait(p2p, &complete, call->peer, TD__NEVER);
     if (post.status) {
         status = td_fail(post.status, "%s", post.why ? post.why : "out of memory");
         free(post.why);
@@ -333,7 +329,7 @@ static void end_post(struct td__p2p *p2p, struct td__post *post, enum td__cancel
         return;
     td_status status = td_fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
                                td__post_describe(p2p, post));
-    if (post->kind != TD__FRAME_NONE && post->work && !p2p->aborted)
+    if (td__is_send(post) && post->work && !p2p->aborted)
         td_log(TD_LOG_WARN, "%s", td_last_error());
     td__post_finish(p2p, post, status);
 }
@@ -342,7 +338,7 @@ static void end_receives(struct td__p2p *p2p)
 {
     for (struct td__post *post = LIST_FIRST(&p2p->all), *next; post; post = next) {
         next = LIST_NEXT(post, in_all);
-        if (post->kind == TD__FRAME_NONE)
+        if (!td__is_send(post))
             end_post(p2p, post, TD__SOON);
     }
 }

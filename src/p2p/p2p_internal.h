@@ -208,7 +208,28 @@ struct td__p2p {
     uint64_t posts; /* counts them, so that the thread sees whether there were new ones */
 };
 
+/* What the endpoint knows of a rank of the group. */
+static inline enum td__presence td__p2p_presence(const struct td__p2p *p2p, int rank)
+{
+    return td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[rank]);
+}
+
+static inline const char *td__p2p_exit_reason(const struct td__p2p *p2p, int rank)
+{
+    return td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[rank]);
+}
+
+static inline const char *td__p2p_describe(const struct td__p2p *p2p, int rank)
+{
+    return td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[rank]);
+}
+
 /* ---- p2p_posts.c, p2p_match.c ------------------------------------------------------ */
+
+static inline bool td__is_send(const struct td__post *post)
+{
+    return post->kind != TD__FRAME_NONE;
+}
 
 /** Moves a post from the list that it is in, if any, to the end of another one. */
 void td__post_move(struct td__post *post, struct td__post_list *list);
@@ -230,6 +251,9 @@ void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *wh
 /** TD_ERR_PEER with the text of td__post_suspect(), and the ranks of the group that are gone. */
 td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *post);
 
+/** The receiver waits for the payload of a send: queues it. */
+void td__post_send_data(struct td__p2p *p2p, struct td__post *post);
+
 /** The post as text: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
 const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post);
 
@@ -248,29 +272,22 @@ struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int t
 /** Takes a message out of the lists, and frees it. */
 void td__arrival_drop(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
 
-/** Keeps a message for later; `data` are its bytes if it is EAGER. False if out of memory. */
-bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data);
-
-/** The same in two steps: room for a message whose bytes are still coming, which is not in the lists
- *  (NULL if out of memory); and when it is whole, it goes to a recv that was posted meanwhile, or into
- *  the lists. */
+/** Room for a message whose bytes are still coming, which is not in the lists (NULL if out of memory); and when it is
+ *  whole, it goes to a recv that was posted meanwhile, or into the lists. */
 struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope);
 void td__arrival_complete(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
 
 /** Binds a recv to its message. False, and the post has ended, where the message is too long. */
 bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope);
 
-/** A posted recv gets a message that is whole: copies, and ends the post. */
-void td__deliver(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
-                 const void *data);
+/** A recv is matched with a message: `data` is its payload if it is EAGER, otherwise the sender still has it. False
+ *  when the sender has cancelled it: then nothing has happened, and the message is dropped. */
+bool td__match(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
+               const void *data);
 
-/** A recv is matched with a message whose payload the sender still has. False when the sender has cancelled
- *  it: then nothing has happened, and the message is dropped. */
-bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
-                     const struct td__envelope *envelope);
-
-/** Handles a frame without a payload: REQUEST, LARGE, GO, DROP, CANCEL. False when it is not valid. */
-bool td__take_header(struct td__p2p *p2p, const struct td__envelope *envelope);
+/** Handles a frame of any kind but DATA; `data` is the payload if it is EAGER. False when it is not valid, or cannot
+ *  be kept. */
+bool td__take_frame(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data);
 
 /** The expected recv of a DATA frame, or NULL. */
 struct td__post *td__find_expected(struct td__p2p *p2p, int source, uint64_t id);
@@ -290,8 +307,8 @@ void td__expire(struct td__p2p *p2p, int64_t now);
  *  again. */
 void td__p2p_check_peers(struct td__p2p *p2p, bool all);
 
-/** TD_ERR_PEER with the reason why `peer`, which is gone, cannot take part in `post`. */
-td_status td__peer_refuse(struct td__p2p *p2p, int peer, const struct td__post *post);
+/** TD_ERR_PEER with the reason why the peer of `post` is gone, or the failure of the group that was aborted. */
+td_status td__peer_refuse(struct td__p2p *p2p, const struct td__post *post);
 
 /** TD_OK, or why a recv from any rank fails: a rank has ended, or no other is left. */
 td_status td__any_cannot_come(struct td__p2p *p2p, const struct td__post *post);
@@ -305,8 +322,9 @@ bool td__p2p_pump(struct td__p2p *p2p);
 void td__p2p_settle(struct td__p2p *p2p);
 
 /** With the lock held, which is released at the end: waits until `complete`, for `peer`, or for any rank
- *  (TD_ANY_SOURCE). */
-void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer);
+ *  (TD_ANY_SOURCE), at most until the deadline. */
+void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer,
+                  td__deadline deadline);
 
 /** With the lock held, after a new post that is not done: makes sure that a thread makes progress on it. */
 void td__p2p_attend(struct td__p2p *p2p);
@@ -440,7 +458,7 @@ struct td__descriptor {
 /** Prepares a descriptor for a send and fills in number, memory and address; false where none is free. */
 bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__envelope *envelope);
 
-/** A recv takes a message on: as td__begin_large(). */
+/** A recv takes a LARGE message on: as td__match(). */
 bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
                      const struct td__envelope *envelope);
 

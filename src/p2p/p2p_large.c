@@ -96,7 +96,7 @@ bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
 
 static void release_descriptor(struct td__p2p *p2p, struct td__post *post)
 {
-    if (post->kind != TD__FRAME_NONE)
+    if (td__is_send(post))
         p2p->taken[post->number] = false;
     post->descriptor = NULL;
 }
@@ -137,7 +137,7 @@ static bool cancel_recv(struct td__descriptor *descriptor, enum td__cancel_mode 
 
 bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__cancel_mode how)
 {
-    bool send = post->kind != TD__FRAME_NONE;
+    bool send = td__is_send(post);
     if (!(send ? cancel_send(post->descriptor, how) : cancel_recv(post->descriptor, how)))
         return false;
     if (!send)
@@ -210,7 +210,7 @@ static bool move_pieces(struct td__p2p *p2p, struct td__post *post, const struct
                         size_t size)
 {
     struct td__descriptor *descriptor = post->descriptor;
-    bool push = post->kind != TD__FRAME_NONE;
+    bool push = td__is_send(post);
     size_t step = piece_size(size);
     for (;;) {
         if (atomic_load_explicit(&descriptor->state, memory_order_acquire) != CLAIMED)
@@ -279,12 +279,10 @@ static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
     } else if (state == STREAM) {
         release_descriptor(p2p, post);
         atomic_store(&descriptor->state, FREE);
-        post->kind = TD__FRAME_DATA;
-        td__post_move(post, &p2p->peers[post->peer].queue);
-        td__peer_flush(p2p, post->peer);
+        td__post_send_data(p2p, post);
     } else if (p2p->peers[post->peer].gone) {
         td__large_cancel(p2p, post, TD__AT_ONCE);
-        td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
+        td__post_finish(p2p, post, td__peer_refuse(p2p, post));
     } else if (!post->helped && atomic_load_explicit(&descriptor->open, memory_order_acquire)) {
         post->helped = true;
         td__post_move(post, &p2p->copies);
@@ -297,8 +295,7 @@ static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
 /* A recv, soon. While the sender still writes, td__expire() tries again. */
 static bool take_back(struct td__p2p *p2p, struct td__post *post)
 {
-    bool present = td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[post->peer]) ==
-                   TD__PRESENT;
+    bool present = td__p2p_presence(p2p, post->peer) == TD__PRESENT;
     if (td__large_cancel(p2p, post, present ? TD__SOON : TD__AT_ONCE))
         return true;
     post->deadline = td__deadline_earlier(post->deadline, td__now_ns());
@@ -321,7 +318,7 @@ static bool look_at_recv(struct td__p2p *p2p, struct td__post *post)
         atomic_store(&descriptor->state, FREE);
         fail_cancelled(p2p, post, "the sender cancelled the message before it was complete");
     } else if (p2p->peers[post->peer].gone && take_back(p2p, post)) {
-        td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
+        td__post_finish(p2p, post, td__peer_refuse(p2p, post));
     } else {
         return false;
     }
@@ -334,8 +331,7 @@ bool td__large_look(struct td__p2p *p2p)
     for (struct td__post *post = TAILQ_FIRST(&p2p->active), *next; post; post = next) {
         next = TAILQ_NEXT(post, entry);
         if (!post->copying)
-            happened |= post->kind != TD__FRAME_NONE ? look_at_send(p2p, post)
-                                                     : look_at_recv(p2p, post);
+            happened |= td__is_send(post) ? look_at_send(p2p, post) : look_at_recv(p2p, post);
     }
     return happened;
 }
@@ -347,14 +343,14 @@ bool td__large_copy(struct td__p2p *p2p)
         return false;
     td__post_move(post, &p2p->active);
     post->copying = true;
-    bool send = post->kind != TD__FRAME_NONE;
+    bool send = td__is_send(post);
     pthread_mutex_unlock(&p2p->lock);
     enum outcome outcome = send ? copy_out(p2p, post) : copy_in(p2p, post);
     pthread_mutex_lock(&p2p->lock);
     post->copying = false;
     if (outcome == NO_ROUTE && p2p->peers[post->peer].gone) {
         td__large_cancel(p2p, post, TD__AT_ONCE); /* it was not open */
-        td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
+        td__post_finish(p2p, post, td__peer_refuse(p2p, post));
     } else if (outcome == NO_ROUTE) {
         stream(p2p, post);
     } else if (outcome == BROKEN) {

@@ -81,19 +81,8 @@ void td__arrival_complete(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
         append_arrival(p2p, arrival);
         return;
     }
-    td__deliver(p2p, post, envelope, arrival->data);
+    td__match(p2p, post, envelope, arrival->data);
     free(arrival);
-}
-
-bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data)
-{
-    struct td__p2p_arrival *arrival = td__arrival_make(envelope);
-    if (!arrival)
-        return false;
-    if (envelope->kind == TD__FRAME_EAGER)
-        memcpy(arrival->data, data, envelope->size);
-    append_arrival(p2p, arrival);
-    return true;
 }
 
 /* ---- A message and its recv ------------------------------------------------------------------ */
@@ -118,16 +107,6 @@ bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envel
     return false;
 }
 
-void td__deliver(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
-                 const void *data)
-{
-    if (!td__take(p2p, post, envelope))
-        return;
-    if (envelope->size)
-        memcpy(post->data, data, envelope->size);
-    td__post_finish(p2p, post, TD_OK);
-}
-
 /* Answers a request: in the ring to the sender, or on the link that it has opened. */
 static bool answer(struct td__p2p *p2p, enum td__frame_kind kind,
                    const struct td__envelope *envelope)
@@ -146,13 +125,21 @@ static bool answer(struct td__p2p *p2p, enum td__frame_kind kind,
     return true;
 }
 
-bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
-                     const struct td__envelope *envelope)
+bool td__match(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
+               const void *data)
 {
+    bool eager = envelope->kind == TD__FRAME_EAGER;
     if (envelope->kind == TD__FRAME_LARGE)
         return td__large_claim(p2p, post, envelope);
     if (!td__take(p2p, post, envelope)) {
-        answer(p2p, TD__FRAME_DROP, envelope);
+        if (!eager)
+            answer(p2p, TD__FRAME_DROP, envelope);
+        return true;
+    }
+    if (eager) {
+        if (envelope->size)
+            memcpy(post->data, data, envelope->size);
+        td__post_finish(p2p, post, TD_OK);
         return true;
     }
     /* First into the list: the DATA can come as soon as the GO is written. */
@@ -189,30 +176,38 @@ static void give_up(struct td__p2p *p2p, const struct td__envelope *envelope)
         td__post_suspect(p2p, post, "the sender cancelled the message");
 }
 
-bool td__take_header(struct td__p2p *p2p, const struct td__envelope *envelope)
+/* A message: for a recv that is posted, or kept for a later one. */
+static bool take_message(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data)
 {
-    int source = envelope->source;
+    struct td__post *post = td__match_posted(p2p, envelope->source, envelope->tag);
+    if (post) {
+        td__match(p2p, post, envelope, data);
+        return true;
+    }
+    struct td__p2p_arrival *arrival = td__arrival_make(envelope);
+    if (!arrival)
+        return false;
+    if (envelope->kind == TD__FRAME_EAGER)
+        memcpy(arrival->data, data, envelope->size);
+    append_arrival(p2p, arrival);
+    return true;
+}
+
+bool td__take_frame(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data)
+{
     struct td__post *post;
     switch (envelope->kind) {
+    case TD__FRAME_EAGER:
     case TD__FRAME_REQUEST:
     case TD__FRAME_LARGE:
-        post = td__match_posted(p2p, source, envelope->tag);
-        if (!post)
-            return td__arrival_keep(p2p, envelope, NULL);
-        td__begin_large(p2p, post, envelope);
-        return true;
+        return take_message(p2p, envelope, data);
     case TD__FRAME_GO:
     case TD__FRAME_DROP:
-        post = find_by_id(&p2p->announced, source, envelope->id);
-        if (!post)
-            return true; /* cancelled meanwhile */
-        if (envelope->kind == TD__FRAME_DROP) {
+        post = find_by_id(&p2p->announced, envelope->source, envelope->id);
+        if (post && envelope->kind == TD__FRAME_DROP)
             td__post_finish(p2p, post, TD_OK);
-            return true;
-        }
-        post->kind = TD__FRAME_DATA;
-        td__post_move(post, &p2p->peers[source].queue);
-        td__peer_flush(p2p, source);
+        else if (post) /* else it was cancelled meanwhile */
+            td__post_send_data(p2p, post);
         return true;
     case TD__FRAME_CANCEL:
         give_up(p2p, envelope);

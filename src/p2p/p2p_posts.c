@@ -8,6 +8,7 @@
 #include "p2p/p2p_link.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +55,13 @@ bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td_
     return true;
 }
 
+void td__post_send_data(struct td__p2p *p2p, struct td__post *post)
+{
+    post->kind = TD__FRAME_DATA;
+    td__post_move(post, &p2p->peers[post->peer].queue);
+    td__peer_flush(p2p, post->peer);
+}
+
 void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status status)
 {
     if (post->link) {
@@ -76,8 +84,8 @@ const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
         snprintf(tag, sizeof tag, "tag %d", post->tag);
     const char *peer = "any rank";
     if (post->peer != TD_ANY_SOURCE)
-        peer = td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[post->peer]);
-    bool send = post->kind != TD__FRAME_NONE;
+        peer = td__p2p_describe(p2p, post->peer);
+    bool send = td__is_send(post);
     snprintf(text, sizeof text, "rank %d: %s of %s%zu bytes %s %s, %s, on group \"%s\"",
              p2p->world_ranks[p2p->options.rank], send ? "send" : "recv", send ? "" : "up to ",
              post->size, send ? "to" : "from", peer, tag, p2p->name);
@@ -86,12 +94,12 @@ const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
 
 /* ---- Ranks that are gone, and deadlines ------------------------------------------------------ */
 
-td_status td__peer_refuse(struct td__p2p *p2p, int peer, const struct td__post *post)
+td_status td__peer_refuse(struct td__p2p *p2p, const struct td__post *post)
 {
     if (p2p->aborted)
         return td_fail(p2p->aborted_with, "%s: %s", td__post_describe(p2p, post), p2p->aborted);
     return td_fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post),
-                   p2p->peers[peer].exit_reason);
+                   p2p->peers[post->peer].exit_reason);
 }
 
 void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
@@ -100,8 +108,7 @@ void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
     if (peer->gone)
         return;
     peer->gone = true;
-    enum td__presence presence = td__endpoint_presence(p2p->options.endpoint,
-                                                       p2p->world_ranks[rank]);
+    enum td__presence presence = td__p2p_presence(p2p, rank);
     if (presence == TD__ENDED || presence == TD__CUT_OFF)
         p2p->lost = rank;
     peer->exit_reason = strdup(exit_reason);
@@ -117,14 +124,15 @@ void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
         if (arrival->envelope.kind == TD__FRAME_REQUEST)
             td__arrival_drop(p2p, arrival);
     }
+    td_status status;
     for (struct td__post *post = LIST_FIRST(&p2p->all), *next; post; post = next) {
         next = LIST_NEXT(post, in_all);
         if (post->list == &p2p->active || post->list == &p2p->copies || post->copying)
             continue; /* td__large_look() ends it, since all may have been copied */
         if (post->peer == rank)
-            td__post_finish(p2p, post, td__peer_refuse(p2p, rank, post));
-        else if (post->peer == TD_ANY_SOURCE && td__any_cannot_come(p2p, post))
-            td__post_finish(p2p, post, td__any_cannot_come(p2p, post));
+            td__post_finish(p2p, post, td__peer_refuse(p2p, post));
+        else if (post->peer == TD_ANY_SOURCE && (status = td__any_cannot_come(p2p, post)))
+            td__post_finish(p2p, post, status);
     }
 }
 
@@ -134,13 +142,12 @@ td_status td__any_cannot_come(struct td__p2p *p2p, const struct td__post *post)
     bool died = p2p->lost >= 0;
     int named = died ? p2p->lost : p2p->last_gone;
     if (p2p->aborted)
-        return td__peer_refuse(p2p, p2p->options.rank ? 0 : 1, post);
+        return td__peer_refuse(p2p, post);
     if (!died && p2p->remaining)
         return TD_OK;
     return td_fail(TD_ERR_PEER, "%s: %s%s%s %s", td__post_describe(p2p, post),
                    died ? "" : "no other rank is left; the last one, ",
-                   td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[named]),
-                   died ? "" : ",", p2p->peers[named].exit_reason);
+                   td__p2p_describe(p2p, named), died ? "" : ",", p2p->peers[named].exit_reason);
 }
 
 /* A link that a rank opened before it left may still be in the handshake. */
@@ -156,7 +163,7 @@ static bool may_still_connect(struct td__p2p *p2p, struct td__peer *peer)
 static void drop_peer(struct td__p2p *p2p, int rank, enum td__presence presence)
 {
     struct td__peer *peer = &p2p->peers[rank];
-    const char *known = td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[rank]);
+    const char *known = td__p2p_exit_reason(p2p, rank);
     char exit_reason[128];
     snprintf(exit_reason, sizeof exit_reason, "%s", known ? known : "has ended");
     if (peer->local >= 0 && !p2p->attached)
@@ -173,7 +180,7 @@ static void drop_peer(struct td__p2p *p2p, int rank, enum td__presence presence)
 
 void td__peer_lost(struct td__p2p *p2p, int rank, bool bye, const char *exit_reason)
 {
-    const char *known = td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[rank]);
+    const char *known = td__p2p_exit_reason(p2p, rank);
     if (!bye)
         p2p->lost = rank;
     td__peer_gone(p2p, rank, !bye && known ? known : exit_reason);
@@ -187,8 +194,7 @@ static void end_unexplained(struct td__p2p *p2p)
         struct td__peer *peer = &p2p->peers[r];
         if (!peer->unexplained || peer->gone)
             continue;
-        if (td__deadline_passed(peer->explain_by) ||
-            td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[r]) != TD__PRESENT) {
+        if (td__deadline_passed(peer->explain_by) || td__p2p_presence(p2p, r) != TD__PRESENT) {
             td__peer_lost(p2p, r, false, peer->unexplained);
             continue;
         }
@@ -207,7 +213,7 @@ static bool cannot_attach(struct td__p2p *p2p, int rank)
     if (local <= 0 || !p2p->attached || owner == options->rank || !options->has_memory ||
         options->has_memory(options->shared_arg, p2p->world_ranks[rank]))
         return false;
-    enum td__presence presence = td__endpoint_presence(options->endpoint, p2p->world_ranks[owner]);
+    enum td__presence presence = td__p2p_presence(p2p, owner);
     if (presence == TD__PRESENT || presence == TD__LEFT)
         return false;
     if (!p2p->attach_by)
@@ -218,7 +224,6 @@ static bool cannot_attach(struct td__p2p *p2p, int rank)
 
 void td__p2p_check_peers(struct td__p2p *p2p, bool all)
 {
-    struct td__endpoint *endpoint = p2p->options.endpoint;
     p2p->alerted = false;
     p2p->checked = td__now_ns();
     p2p->next_check = TD__NEVER;
@@ -236,8 +241,8 @@ void td__p2p_check_peers(struct td__p2p *p2p, bool all)
         peer->awaited = false;
         if (!awaited || r == p2p->options.rank || peer->gone)
             continue;
-        td__endpoint_watch(endpoint, p2p->world_ranks[r]);
-        enum td__presence presence = td__endpoint_presence(endpoint, p2p->world_ranks[r]);
+        td__endpoint_watch(p2p->options.endpoint, p2p->world_ranks[r]);
+        enum td__presence presence = td__p2p_presence(p2p, r);
         if (presence != TD__PRESENT)
             drop_peer(p2p, r, presence);
         else if (cannot_attach(p2p, r))
@@ -251,7 +256,7 @@ void td__p2p_check_peers(struct td__p2p *p2p, bool all)
 void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *why)
 {
     if (p2p->peers[post->peer].gone) { /* then why is known already */
-        td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
+        td__post_finish(p2p, post, td__peer_refuse(p2p, post));
         return;
     }
     post->suspect = why;
@@ -287,22 +292,17 @@ static void cancel_send(struct td__p2p *p2p, struct td__post *post)
 /* Ranks that are gone may be the reason: those that ended come before those that left. */
 td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *post)
 {
-    const struct td__endpoint *endpoint = p2p->options.endpoint;
     char gone[512] = "";
-    size_t length = 0;
     int named = 0;
     for (int died = 1; died >= 0; died--)
         for (int r = 0; r < p2p->options.size && named < MOST_NAMED; r++) {
-            int rank = p2p->world_ranks[r];
-            enum td__presence presence = td__endpoint_presence(endpoint, rank);
+            enum td__presence presence = td__p2p_presence(p2p, r);
             if (presence == TD__PRESENT ||
                 (presence == TD__ENDED || presence == TD__CUT_OFF) != (died == 1))
                 continue;
             named++;
-            length += (size_t)snprintf(gone + length, sizeof gone - length, "; %s %s",
-                                       td__endpoint_describe(endpoint, rank),
-                                       td__endpoint_exit_reason(endpoint, rank));
-            length = length < sizeof gone ? length : sizeof gone - 1;
+            td__text_add(gone, sizeof gone, "; %s %s", td__p2p_describe(p2p, r),
+                         td__p2p_exit_reason(p2p, r));
         }
     return td_fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(p2p, post), post->suspect, gone);
 }
@@ -321,19 +321,16 @@ again:
             next_deadline = td__deadline_earlier(next_deadline, post->deadline);
             continue;
         }
-        if (post->descriptor || post->copying) {
-            if (post->copying ||
-                !td__large_cancel(p2p, post,
-                                  now - post->deadline > GRACE_NS ? TD__AT_ONCE : TD__IF_IDLE)) {
-                next_deadline = td__deadline_earlier(next_deadline, now + RETRY_NS);
-                continue;
-            }
+        enum td__cancel_mode how = now - post->deadline > GRACE_NS ? TD__AT_ONCE : TD__IF_IDLE;
+        if (post->copying || (post->descriptor && !td__large_cancel(p2p, post, how))) {
+            next_deadline = td__deadline_earlier(next_deadline, now + RETRY_NS);
+            continue;
         }
         if (post->suspect)
             td__post_finish(p2p, post, td__post_fail_suspected(p2p, post));
         else if (post->peer != TD_ANY_SOURCE && p2p->peers[post->peer].gone)
-            td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
-        else if (post->kind == TD__FRAME_NONE)
+            td__post_finish(p2p, post, td__peer_refuse(p2p, post));
+        else if (!td__is_send(post))
             td__post_finish(p2p, post,
                             td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
                                     td__post_describe(p2p, post), (long long)post->timeout_ms,

@@ -87,7 +87,7 @@ static void complete_post(struct td__post *post)
         atomic_store_explicit(post->waited, true, memory_order_release);
         return;
     }
-    bool received = post->kind == TD__FRAME_NONE && !post->status;
+    bool received = !td__is_send(post) && !post->status;
     if (post->status)
         td_fail(post->status, "%s", post->why ? post->why : "out of memory");
     if (post->work)
@@ -179,6 +179,23 @@ static struct td__post *take_only(struct td__p2p *p2p, const atomic_bool *comple
     return post;
 }
 
+/* One turn of a thread that makes progress: true when something happened. */
+static bool take_turn(struct td__p2p *p2p, const struct td__p2p_wait *wait)
+{
+    if (wait->slept || p2p->alerted)
+        td__p2p_check_deadlines(p2p);
+    bool happened = do_job(p2p, wait->deadline);
+    return td__p2p_pump(p2p) || happened;
+}
+
+static void stop_owning(struct td__p2p *p2p, struct td__p2p_wait *wait)
+{
+    td__p2p_wait_reset(wait);
+    p2p->owner = TD__OWNER_NONE;
+    if (p2p->waiters)
+        pthread_cond_broadcast(&p2p->changed);
+}
+
 /* Returns a post that is left to be completed, or NULL. */
 static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complete, int peer,
                                  td__deadline deadline)
@@ -188,10 +205,7 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
     bool in_time = true;
     bool owner = false;
     for (;;) {
-        if (wait.slept || p2p->alerted)
-            td__p2p_check_deadlines(p2p);
-        bool happened = do_job(p2p, deadline);
-        happened |= td__p2p_pump(p2p);
+        bool happened = take_turn(p2p, &wait);
         if ((last = take_only(p2p, complete)))
             break;
         td__p2p_settle(p2p);
@@ -217,14 +231,19 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
         in_time = td__p2p_wait_step(p2p, &wait, complete);
     }
     if (owner) {
-        td__p2p_wait_reset(&wait);
-        p2p->owner = TD__OWNER_NONE;
-        if (p2p->waiters)
-            pthread_cond_broadcast(&p2p->changed);
+        stop_owning(p2p, &wait);
         if (p2p->thread_naps_long && !LIST_EMPTY(&p2p->all))
             pthread_cond_signal(&p2p->thread_wake);
     }
     return last;
+}
+
+void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer, td__deadline deadline)
+{
+    struct td__post *last = wait_for(p2p, complete, peer, deadline);
+    pthread_mutex_unlock(&p2p->lock);
+    if (last)
+        complete_post(last);
 }
 
 void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer,
@@ -232,27 +251,16 @@ void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer
 {
     if (td__is_set(complete))
         return;
-    struct td__post *last = NULL;
     pthread_mutex_lock(&p2p->lock);
     if (timeout_ms > 0) {
-        last = wait_for(p2p, complete, peer, td__deadline_in_ms(timeout_ms));
-    } else {
-        td__large_copy(p2p); /* the other jobs can take long: the engine's thread does them */
-        td__p2p_pump(p2p);
-        td__p2p_settle(p2p);
-        td__p2p_wake_for_post(p2p);
+        td__p2p_wait(p2p, complete, peer, td__deadline_in_ms(timeout_ms));
+        return;
     }
+    td__large_copy(p2p); /* the other jobs can take long: the engine's thread does them */
+    td__p2p_pump(p2p);
+    td__p2p_settle(p2p);
+    td__p2p_wake_for_post(p2p);
     pthread_mutex_unlock(&p2p->lock);
-    if (last)
-        complete_post(last);
-}
-
-void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer)
-{
-    struct td__post *last = wait_for(p2p, complete, peer, TD__NEVER);
-    pthread_mutex_unlock(&p2p->lock);
-    if (last)
-        complete_post(last);
 }
 
 /* ---- The engine's thread -------------------------------------------------------------------------- */
@@ -262,10 +270,7 @@ static void serve(struct td__p2p *p2p)
     struct td__p2p_wait wait = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .at_once = true};
     p2p->owner = TD__OWNER_THREAD;
     while (p2p->owner == TD__OWNER_THREAD && !LIST_EMPTY(&p2p->all) && !p2p->stopping) {
-        if (wait.slept || p2p->alerted)
-            td__p2p_check_deadlines(p2p);
-        bool happened = do_job(p2p, TD__NEVER);
-        happened |= td__p2p_pump(p2p);
+        bool happened = take_turn(p2p, &wait);
         td__p2p_settle(p2p);
         if (happened)
             td__p2p_wait_reset(&wait);
@@ -273,10 +278,7 @@ static void serve(struct td__p2p *p2p)
             td__p2p_wait_step(p2p, &wait, NULL);
     }
     if (p2p->owner == TD__OWNER_THREAD) {
-        td__p2p_wait_reset(&wait);
-        p2p->owner = TD__OWNER_NONE;
-        if (p2p->waiters)
-            pthread_cond_broadcast(&p2p->changed);
+        stop_owning(p2p, &wait);
     } else if (wait.begun) {
         td__wait_event_wake(td__p2p_shm_own_event(p2p));
     }

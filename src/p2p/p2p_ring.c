@@ -56,6 +56,11 @@ static struct frame *frame_at(const struct td__ring *ring, uint32_t at)
     return (struct frame *)(ring->data + at);
 }
 
+static struct frame *first_frame(const struct td__ring_end *end)
+{
+    return frame_at(end->ring, atomic_load_explicit(&end->at, memory_order_relaxed));
+}
+
 static bool has_room(struct td__ring_end *end, size_t need)
 {
     if (end->total + need <= end->room)
@@ -186,27 +191,17 @@ bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t si
 
 bool td__p2p_shm_write(struct td__p2p *p2p, int peer, struct td__post *post)
 {
-    bool written;
-    if (post->kind == TD__FRAME_EAGER && !td__p2p_shm_is_small(p2p, post->data, post->size)) {
-        written = write_large(p2p, post);
-    } else if (post->kind == TD__FRAME_EAGER) {
-        written = td__p2p_shm_send_small(p2p, peer, post->tag, post->data, post->size);
-        if (written)
-            td__post_finish(p2p, post, TD_OK);
-    } else if (post->kind == TD__FRAME_DATA) {
-        size_t before = post->moved;
-        written = write_pieces(p2p, post);
-        if (post->moved != before)
-            td__p2p_shm_signal(p2p, peer);
-        if (written)
-            td__post_finish(p2p, post, TD_OK);
-    } else {
-        written = write_header(p2p, peer,
-                               &(struct td__envelope){.kind = post->kind, .id = post->id});
-        if (written)
-            td__post_finish(p2p, post, TD_OK);
-    }
-    if (written)
+    struct td__envelope control = {.kind = post->kind, .id = post->id};
+    bool eager = post->kind == TD__FRAME_EAGER;
+    bool large = eager && !td__p2p_shm_is_small(p2p, post->data, post->size);
+    size_t before = post->moved;
+    bool written = large   ? write_large(p2p, post)
+                   : eager ? td__p2p_shm_send_small(p2p, peer, post->tag, post->data, post->size)
+                   : post->kind == TD__FRAME_DATA ? write_pieces(p2p, post)
+                                                  : write_header(p2p, peer, &control);
+    if (written && !large)
+        td__post_finish(p2p, post, TD_OK);
+    if (written || post->moved != before)
         td__p2p_shm_signal(p2p, peer);
     return written;
 }
@@ -222,9 +217,8 @@ bool td__p2p_shm_departed(const struct td__p2p *p2p)
 bool td__p2p_shm_peek(const struct td__p2p *p2p)
 {
     for (int i = 0; i < p2p->local_size; i++) {
-        const struct td__ring_end *end = &p2p->peers[p2p->locals[i]].reads;
-        uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
-        if (atomic_load_explicit(&frame_at(end->ring, at)->kind, memory_order_relaxed))
+        const struct frame *frame = first_frame(&p2p->peers[p2p->locals[i]].reads);
+        if (atomic_load_explicit(&frame->kind, memory_order_relaxed))
             return true;
     }
     return td__p2p_shm_departed(p2p);
@@ -244,16 +238,6 @@ static bool take_piece(struct td__p2p *p2p, int source, uint64_t id, const char 
     return true;
 }
 
-static bool take_eager(struct td__p2p *p2p, const struct td__envelope *envelope,
-                       const char *payload)
-{
-    struct td__post *post = td__match_posted(p2p, envelope->source, envelope->tag);
-    if (!post)
-        return td__arrival_keep(p2p, envelope, payload);
-    td__deliver(p2p, post, envelope, payload);
-    return true;
-}
-
 /* Handles one frame. Its fields are read once, since the other side could change them. Returns how many bytes
  * it has in the ring, or 0 when it is not valid or cannot be stored. */
 static size_t take_frame(struct td__p2p *p2p, int source, struct frame *frame, uint32_t kind,
@@ -261,22 +245,22 @@ static size_t take_frame(struct td__p2p *p2p, int source, struct frame *frame, u
 {
     struct td__envelope envelope = {.kind = kind, .source = source, .tag = frame->tag};
     envelope.size = *(volatile uint64_t *)&frame->size;
-    if (kind == TD__FRAME_EAGER) {
-        size_t offset = payload_offset(envelope.size), bytes = offset + envelope.size;
-        bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && take_eager(p2p, &envelope, (char *)frame + offset) ? bytes : 0;
+    bool eager = kind == TD__FRAME_EAGER;
+    if (eager || kind == TD__FRAME_DATA) {
+        size_t offset = eager ? payload_offset(envelope.size) : offsetof(struct frame, piece);
+        const char *payload = (char *)frame + offset;
+        if (envelope.size > EAGER_LIMIT || offset + envelope.size > limit)
+            return 0;
+        bool valid = eager ? td__take_frame(p2p, &envelope, payload)
+                           : take_piece(p2p, source, frame->id, payload, envelope.size);
+        return valid ? offset + envelope.size : 0;
     }
     envelope.id = frame->id;
-    if (kind == TD__FRAME_DATA) {
-        size_t bytes = offsetof(struct frame, piece) + envelope.size;
-        bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && take_piece(p2p, source, envelope.id, frame->piece, envelope.size) ? bytes
-                                                                                         : 0;
-    }
     envelope.address = frame->address;
     envelope.number = frame->number;
     envelope.memory = frame->memory;
-    return envelope.number < TD__DESCRIPTORS && td__take_header(p2p, &envelope) ? sizeof *frame : 0;
+    bool valid = envelope.number < TD__DESCRIPTORS && td__take_frame(p2p, &envelope, NULL);
+    return valid ? sizeof *frame : 0;
 }
 
 /* `size` bytes of a ring have been read. */
@@ -297,11 +281,6 @@ static void wake_writer(struct td__p2p *p2p, const struct td__peer *peer)
         atomic_store_explicit(&ring->full, 0, memory_order_relaxed);
         td__wait_event_signal(&p2p->shared->entries[peer->local].event);
     }
-}
-
-static struct frame *first_frame(const struct td__ring_end *end)
-{
-    return frame_at(end->ring, atomic_load_explicit(&end->at, memory_order_relaxed));
 }
 
 bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data, size_t room,

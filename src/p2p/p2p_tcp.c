@@ -79,10 +79,13 @@ void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link)
     if (link->closed)
         return;
     link->closed = true;
-    if (p2p->aborted && !p2p->stopping)
+    bool keep_open = p2p->aborted && !p2p->stopping;
+    if (keep_open) {
         epoll_ctl(p2p->epoll, EPOLL_CTL_DEL, link->fd, NULL);
-    else
+    } else {
         close(link->fd);
+        link->fd = -1;
+    }
     p2p->links--;
     p2p->peers[link->peer].links[link->incoming] = NULL;
     if (link->post)
@@ -92,16 +95,18 @@ void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link)
     free(link->arrival);
     link->post = NULL;
     link->arrival = NULL;
-    struct td__p2p_link **list = p2p->aborted && !p2p->stopping ? &p2p->kept_open : &p2p->closed;
+    struct td__p2p_link **list = keep_open ? &p2p->kept_open : &p2p->closed;
     link->next = *list;
     *list = link;
 }
 
-static void free_closed(struct td__p2p *p2p)
+static void free_links(struct td__p2p_link **list)
 {
-    while (p2p->closed) {
-        struct td__p2p_link *link = p2p->closed;
-        p2p->closed = link->next;
+    while (*list) {
+        struct td__p2p_link *link = *list;
+        *list = link->next;
+        if (link->fd >= 0)
+            close(link->fd);
         free(link);
     }
 }
@@ -181,15 +186,6 @@ static ssize_t send_part(struct td__p2p_link *link, const char *payload, size_t 
     return sent;
 }
 
-static void written(struct td__p2p *p2p, struct td__post *post, bool requested)
-{
-    if (!requested) {
-        td__post_finish(p2p, post, TD_OK);
-        return;
-    }
-    td__post_move(post, &p2p->announced);
-}
-
 /* Writes a post, which is the first in the link's queue. False when it has to wait, or cannot. */
 static bool write_first(struct td__p2p *p2p, struct td__p2p_link *link, struct td__post *post)
 {
@@ -214,7 +210,10 @@ static bool write_first(struct td__p2p *p2p, struct td__p2p_link *link, struct t
         link->written += (size_t)sent;
     }
     link->written = 0;
-    written(p2p, post, request);
+    if (request)
+        td__post_move(post, &p2p->announced);
+    else
+        td__post_finish(p2p, post, TD_OK);
     return true;
 }
 
@@ -245,18 +244,18 @@ void td__p2p_tcp_lose(struct td__p2p *p2p, struct td__p2p_link *link, const char
 {
     struct td__peer *peer = &p2p->peers[link->peer];
     struct td__p2p_link *other = peer->links[1];
-    int rank = link->peer, world_rank = p2p->world_ranks[rank];
+    int rank = link->peer;
     const char *ignored;
     bool bye = link->bye;
     if (other && other != link)
         while (td__wire_read(p2p, other, &ignored) == TD__WIRE_MORE)
             ;
     if (!bye && !peer->unexplained && peer->links[link->incoming] == link &&
-        td__endpoint_presence(p2p->options.endpoint, world_rank) == TD__PRESENT) {
+        td__p2p_presence(p2p, rank) == TD__PRESENT) {
         peer->unexplained = exit_reason;
         peer->explain_by = td__deadline_in_ms(EXPLAIN_MS);
         p2p->unexplained = p2p->alerted = true;
-        td__endpoint_watch(p2p->options.endpoint, world_rank);
+        td__endpoint_watch(p2p->options.endpoint, p2p->world_ranks[rank]);
         td__p2p_tcp_close(p2p, link);
         return;
     }
@@ -289,7 +288,7 @@ bool td__p2p_tcp_look(struct td__p2p *p2p)
         else if (!link->closed)
             look_at_link(p2p, link, events[i].events);
     }
-    free_closed(p2p);
+    free_links(&p2p->closed);
     return count > 0;
 }
 
@@ -329,27 +328,20 @@ static void wait_until_received(struct td__p2p_link *link, td__deadline deadline
 
 void td__p2p_tcp_leave(struct td__p2p *p2p, td__deadline deadline)
 {
-    for (int i = 0; i < p2p->options.size && p2p->links; i++)
-        if (p2p->peers[i].links[0])
-            say_bye(p2p->peers[i].links[0]);
-    for (int side = 0; side < 2; side++)
-        for (int i = 0; i < p2p->options.size && p2p->links; i++) {
-            struct td__p2p_link *link = p2p->peers[i].links[side];
-            if (!link)
-                continue;
-            if (side)
-                say_bye(link);
-            if (!td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[i]))
-                wait_until_received(link, deadline);
-            td__p2p_tcp_close(p2p, link);
-        }
-    free_closed(p2p);
-    while (p2p->kept_open) {
-        struct td__p2p_link *link = p2p->kept_open;
-        p2p->kept_open = link->next;
-        close(link->fd);
-        free(link);
+    int sides = 2 * p2p->options.size;
+    for (int i = 0; i < sides && p2p->links; i++)
+        if (p2p->peers[i / 2].links[i % 2])
+            say_bye(p2p->peers[i / 2].links[i % 2]);
+    for (int i = 0; i < sides && p2p->links; i++) {
+        struct td__p2p_link *link = p2p->peers[i / 2].links[i % 2];
+        if (!link)
+            continue;
+        if (!td__p2p_exit_reason(p2p, i / 2))
+            wait_until_received(link, deadline);
+        td__p2p_tcp_close(p2p, link);
     }
+    free_links(&p2p->closed);
+    free_links(&p2p->kept_open);
     if (p2p->epoll >= 0) {
         close(p2p->epoll);
         close(p2p->event);

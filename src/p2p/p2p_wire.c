@@ -43,6 +43,13 @@ void td__wire_header(uint8_t *header, enum td__frame_kind kind, int tag, uint64_
 
 /* ---- One frame ------------------------------------------------------------------------------- */
 
+static void read_into(struct td__p2p_link *link, struct td__post *post)
+{
+    post->link = link;
+    link->post = post;
+    link->into = post->data;
+}
+
 static bool begin_eager(struct td__p2p *p2p, struct td__p2p_link *link)
 {
     const struct td__envelope *envelope = &link->envelope;
@@ -56,9 +63,7 @@ static bool begin_eager(struct td__p2p *p2p, struct td__p2p_link *link)
         link->into = link->arrival->data;
     } else if (td__take(p2p, post, envelope)) {
         td__post_move(post, &p2p->expected);
-        post->link = link;
-        link->post = post;
-        link->into = post->data;
+        read_into(link, post);
     }
     return true;
 }
@@ -73,27 +78,17 @@ static bool begin_data(struct td__p2p *p2p, struct td__p2p_link *link)
         return true; /* cancelled meanwhile: skipped */
     if (envelope->size != post->message_size)
         return false;
-    post->link = link;
-    link->post = post;
-    link->into = post->data;
+    read_into(link, post);
     return true;
 }
 
 /* Whether a frame may come on a link: messages come from the side that has opened it. */
 static bool is_allowed(const struct td__p2p_link *link, uint32_t kind)
 {
-    switch (kind) {
-    case TD__FRAME_EAGER:
-    case TD__FRAME_REQUEST:
-    case TD__FRAME_DATA:
-    case TD__FRAME_CANCEL:
-        return link->incoming;
-    case TD__FRAME_GO:
-    case TD__FRAME_DROP:
-        return !link->incoming;
-    default:
-        return kind == TD__FRAME_BYE;
-    }
+    bool of_sender = kind == TD__FRAME_EAGER || kind == TD__FRAME_REQUEST ||
+                     kind == TD__FRAME_DATA || kind == TD__FRAME_CANCEL;
+    bool of_receiver = kind == TD__FRAME_GO || kind == TD__FRAME_DROP;
+    return kind == TD__FRAME_BYE || (link->incoming ? of_sender : of_receiver);
 }
 
 static bool take_wire_header(struct td__p2p *p2p, struct td__p2p_link *link, const uint8_t *header)
@@ -106,31 +101,25 @@ static bool take_wire_header(struct td__p2p *p2p, struct td__p2p_link *link, con
                                            .id = load_u64(header + 16)};
     if (link->bye || !is_allowed(link, kind))
         return false;
-    link->left = 0;
-    link->into = NULL;
     if (kind == TD__FRAME_BYE) {
         link->bye = true;
         return true;
     }
     if (kind != TD__FRAME_EAGER && kind != TD__FRAME_DATA)
-        return link->envelope.id && td__take_header(p2p, &link->envelope);
+        return link->envelope.id && td__take_frame(p2p, &link->envelope, NULL);
     link->left = link->envelope.size;
     return kind == TD__FRAME_EAGER ? begin_eager(p2p, link) : begin_data(p2p, link);
 }
 
 static void end_payload(struct td__p2p *p2p, struct td__p2p_link *link)
 {
-    struct td__post *post = link->post;
     struct td__p2p_arrival *arrival = link->arrival;
-    link->post = NULL;
     link->arrival = NULL;
     link->into = NULL;
-    if (post) {
-        post->link = NULL;
-        td__post_finish(p2p, post, TD_OK);
-    } else if (arrival) {
+    if (link->post)
+        td__post_finish(p2p, link->post, TD_OK);
+    else if (arrival)
         td__arrival_complete(p2p, arrival);
-    }
 }
 
 /* ---- The stream ------------------------------------------------------------------------------ */
@@ -155,8 +144,6 @@ static bool parse_ahead(struct td__p2p *p2p, struct td__p2p_link *link)
                 memcpy(link->into, link->ahead + link->from, size);
             link->from += size;
             advance(link, size);
-            if (!link->left)
-                end_payload(p2p, link);
         } else {
             if (have < TD__WIRE_HEADER)
                 return true;
@@ -164,9 +151,9 @@ static bool parse_ahead(struct td__p2p *p2p, struct td__p2p_link *link)
             link->from += TD__WIRE_HEADER;
             if (!take_wire_header(p2p, link, header))
                 return false;
-            if (!link->left)
-                end_payload(p2p, link);
         }
+        if (!link->left)
+            end_payload(p2p, link);
     }
 }
 
