@@ -3,6 +3,8 @@
 #include "ways.h"
 
 #include "base/clock.h"
+#include "fault/group_state.h"
+#include "group/process_group.h"
 
 #include <tandem/group.h>
 
@@ -233,6 +235,75 @@ RANKS(timed_out_while_rank_0_was_stopped, .ranks = 3)
 RANKS(timed_out_while_rank_0_was_stopped_tcp, .ranks = 3)
 {
     stop_rank_0(&tcp);
+}
+
+/* The native backend, which stops rank 0 before it sends the first verdict, and holds the other ranks after they have
+ * sent their arrival until rank 0 is stopped. */
+static td_backend_ops stopping;
+static td_status (*native_run_message)(void *self, const td_call *call);
+static int pid_to_stop; /* of rank 0; 0: not now */
+
+static td_status stop_before_verdict(void *self, const td_call *call)
+{
+    bool send = call->kind == TD_OP_SEND && pid_to_stop;
+    if (send && call->tag == TD__TAG_VERDICT) {
+        pid_to_stop = 0;
+        raise(SIGSTOP);
+    }
+    td_status status = native_run_message(self, call);
+    if (send && call->tag == TD__TAG_ARRIVAL)
+        CHECK_SOON(is_stopped(pid_to_stop));
+    return status;
+}
+
+static td_group *group_that_stops(void)
+{
+    void *arg;
+    const char *name;
+    td_group *group;
+    stopping = *td__backend_find("native", &arg, &name);
+    native_run_message = stopping.run_message;
+    stopping.run_message = stop_before_verdict;
+    CHECK_OK(td_register_backend("stopping", &stopping, arg));
+    CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.backend = "stopping"}, &group));
+    return group;
+}
+
+/* Rank 0 is stopped when it has found no rank that has timed out, and before its verdict; the others time out then. */
+static void stop_rank_0_at_the_verdict(const struct way *way)
+{
+    int rank = td_test_rank(), pid = getpid();
+    open_world(way, 60000);
+    td_group *group = group_that_stops();
+    CHECK_OK(td_group_monitored_barrier(group, 0, true, NULL, NULL));
+    CHECK_OK(td_group_broadcast(&pid, 1, TD_I32, 0, group, NULL));
+    pid_to_stop = pid;
+    if (rank == 0) {
+        CHECK_MISSING(group, 0, true, TD_ERR_TIMEOUT,
+                      "ranks 1, 2 have timed out before rank 0 answered", 1, 2);
+    } else {
+        CHECK_MISSING(group, TD_NOW, true, TD_ERR_TIMEOUT, "has not joined yet", 0);
+        if (rank == 1)
+            CHECK_OK(td_group_send(&pid, 1, TD_I32, 2, 0, NULL, NULL));
+        else
+            CHECK_OK(td_group_recv(&pid, 1, TD_I32, 1, 0, NULL, NULL));
+        if (rank == 2)
+            td_test_kill(0, SIGCONT);
+    }
+    pid_to_stop = 0;
+    CHECK_OK(td_group_monitored_barrier(group, 0, true, NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+    CHECK_OK(td_group_destroy(group));
+}
+
+RANKS(timed_out_while_rank_0_was_stopped_at_the_verdict, .ranks = 3)
+{
+    stop_rank_0_at_the_verdict(&shm);
+}
+
+RANKS(timed_out_while_rank_0_was_stopped_at_the_verdict_tcp, .ranks = 3)
+{
+    stop_rank_0_at_the_verdict(&tcp);
 }
 
 /* Ranks time out while rank 0 joins and settles the outcome: whichever it is, all ranks get the same one. */

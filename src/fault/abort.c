@@ -5,11 +5,10 @@
  * Other ranks are notified one by one; a rank that has not created the group yet keeps the notification
  * (td__early_abort). */
 #include "base/fail.h"
+#include "base/text.h"
 #include "fault/peer_query.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { NOTIFY_MS = 1000 };
 
@@ -59,12 +58,11 @@ static td_status explain_shrink(const td_group *group, int rank)
     struct td__endpoint *endpoint = group->root->endpoint;
     int named = 0;
     char lost[640] = "";
-    size_t length = 0;
     for (int i = 0; i < group->size && named < NAMED; i++)
         if (td__endpoint_presence(endpoint, group->ranks[i]) != TD__PRESENT) {
-            const char *name = td__endpoint_describe(endpoint, group->ranks[i]);
-            length += (size_t)snprintf(lost + length, sizeof lost - length, "%.120s %.80s; ", name,
-                                       td__endpoint_exit_reason(endpoint, group->ranks[i]));
+            td__text_add(lost, sizeof lost, "%.120s %.80s; ",
+                         td__endpoint_describe(endpoint, group->ranks[i]),
+                         td__endpoint_exit_reason(endpoint, group->ranks[i]));
             named++;
         }
     return td_fail(TD_ERR_PEER, "group \"%s\": %srank %d has called td_group_shrink()", group->name,

@@ -69,19 +69,21 @@ void td__barrier_forget(struct td__root *root)
 void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t value,
                         struct td__buffer *answer)
 {
-    struct td__barrier_progress own = {0};
+    struct td__flight_last last;
     /* First of all: a rank that is in a collective and has not joined the barrier had not joined it before. */
-    if (!td__recorder_blocking_call(root, key, &own.sequence, &own.kind))
-        own.sequence = 0;
+    td__recorder_last(root, key, &last);
+    struct td__barrier_progress own = {.sequence = last.blocking, .kind = last.kind};
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
+    if (group) {
+        own.begun = atomic_load(&group->monitored);
+        own.over = atomic_load(
+            &group->monitored_over); /* before the arrivals, which are set first */
+        own.doubt = atomic_load(&group->monitored_doubt);
+    }
     for (int i = 0; group && group->monitored_arrivals && i < group->size; i++)
         if (group->ranks[i] == rank)
             own.arrived = atomic_load(&group->monitored_arrivals[i]);
-    if (group) {
-        own.begun = atomic_load(&group->monitored);
-        own.over = atomic_load(&group->monitored_over);
-    }
     if (own.over < value)
         note_withdrawal(root, key, rank, value);
     pthread_mutex_unlock(&root->lock);
@@ -89,6 +91,7 @@ void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t 
     td__buffer_put_u32(answer, own.kind);
     td__buffer_put_u64(answer, own.begun);
     td__buffer_put_u64(answer, own.over);
+    td__buffer_put_u64(answer, own.doubt);
     td__buffer_put_u64(answer, own.arrived);
 }
 
@@ -104,6 +107,7 @@ bool td__barrier_query(const td_group *group, int index, uint64_t withdraw,
         progress->kind = (td_op_kind)td__reader_u32(&reader);
         progress->begun = td__reader_u64(&reader);
         progress->over = td__reader_u64(&reader);
+        progress->doubt = td__reader_u64(&reader);
         progress->arrived = td__reader_u64(&reader);
         known = td__reader_done(&reader);
     }

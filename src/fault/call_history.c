@@ -106,11 +106,14 @@ void td__call_history_end(struct td__call_history *history, const struct td__ope
 /* ---- Answering ------------------------------------------------------------------------------- */
 
 /* A rank that is behind answers with the last calls that it has made. */
-static void put_calls(struct td__call_history *history, uint64_t sequence,
+static void put_calls(struct td__call_history *history, uint64_t sequence, bool left,
                       struct td__buffer *answer)
 {
     uint8_t bytes[TD__HEADER_BYTES];
     pthread_mutex_lock(&history->lock);
+    td__buffer_put_u64(answer, history->last);
+    td__buffer_put_u64(answer, history->done);
+    td__buffer_put_u8(answer, left);
     uint64_t end = sequence < history->last ? sequence : history->last;
     for (uint64_t s = end > ANSWERED ? end - ANSWERED + 1 : 1; s <= end; s++) {
         const struct td__call_header *call = entry_of(history, s);
@@ -144,12 +147,7 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
         reason = reason ? reason : "";
         td__buffer_put_u32(answer, broken);
         td__buffer_put_string(answer, reason, strnlen(reason, REASON_BYTES));
-        pthread_mutex_lock(&history->lock);
-        td__buffer_put_u64(answer, history->last);
-        td__buffer_put_u64(answer, history->done);
-        pthread_mutex_unlock(&history->lock);
-        td__buffer_put_u8(answer, !group);
-        put_calls(history, sequence, answer);
+        put_calls(history, sequence, !group, answer);
     }
     pthread_mutex_unlock(&root->lock);
 }

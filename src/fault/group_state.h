@@ -104,10 +104,12 @@ struct td_group {
     td__deadline patient_until; /* … until then; 0: no longer */
     td__deadline alarm;         /* the end of the sleep of the worker; 0: it is awake */
     pthread_t worker;
-    _Atomic uint64_t sequence;       /* collectives that were begun */
-    _Atomic uint64_t monitored;      /* monitored barriers that were begun … */
-    _Atomic uint64_t monitored_over; /* … and have ended; rank 0: their outcome is settled … */
-    _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank has joined in time */
+    _Atomic uint64_t sequence;        /* collectives that were begun */
+    _Atomic uint64_t monitored;       /* monitored barriers that were begun … */
+    _Atomic uint64_t monitored_over;  /* … and have ended; rank 0: their outcome is settled … */
+    _Atomic uint64_t monitored_doubt; /* … the last one in which this rank was about to give up */
+    /* By rank: the last one of which its arrival is here, in time; on other ranks than 0 the verdict of rank 0. */
+    _Atomic uint64_t *monitored_arrivals;
     struct td__trace trace;
     struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
     uint32_t shrunk;                  /* how often */
@@ -117,11 +119,11 @@ struct td_group {
         aborted; /* by td_group_abort() or td_group_shrink(): the calling rank notifies the others */
 };
 
-/** The attachment with these ops, or NULL. The root's lock is held. */
+/** An attachment with these ops, or NULL. The root's lock is held. */
 struct td__attachment *td__root_attachment(struct td__root *root,
                                            const struct td__attachment_ops *ops);
 
-/** Takes the attachment over, the only one with its ops. The root's lock is held. */
+/** Takes the attachment over. The root's lock is held. */
 void td__root_attach(struct td__root *root, struct td__attachment *attachment);
 
 /** Calls the leave() of all attachments; their free(). */

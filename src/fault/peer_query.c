@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "base/text.h"
 #include "fault/call_history.h"
 
 #include <stdio.h>
@@ -97,34 +98,36 @@ struct survey {
     int *ranks;
     int first; /* the first rank that has joined; -1: none has */
     char joined[160];
-    size_t joined_length;
     int joined_count;
     char late[TD__PROGRESS_TEXT - 200];
-    size_t late_length;
     int not_queried;
 };
 
-static void add(char *text, size_t room, size_t *length, const char *part)
+static struct survey survey_of(const td_group *group, uint64_t sequence)
 {
-    int more = snprintf(text + *length, room - *length, "%s", part);
-    *length = *length + (size_t)more < room ? *length + (size_t)more : room - 1;
+    return (struct survey){.root = group->root,
+                           .key = group->key,
+                           .sequence = sequence,
+                           .size = group->size,
+                           .rank = group->rank,
+                           .ranks = group->ranks,
+                           .first = -1};
 }
 
 static void note_joined(struct survey *survey, int index)
 {
-    char part[24];
     if (survey->first < 0)
         survey->first = index;
-    snprintf(part, sizeof part, "%s%d", survey->joined_count++ ? ", " : "", survey->ranks[index]);
-    add(survey->joined, sizeof survey->joined, &survey->joined_length, part);
+    td__text_add(survey->joined, sizeof survey->joined, "%s%d", survey->joined_count++ ? ", " : "",
+                 survey->ranks[index]);
 }
 
 static void note_late(struct survey *survey, int index, const char *what)
 {
     char part[400];
     int length = snprintf(part, sizeof part, "; rank %d %s", survey->ranks[index], what);
-    if (survey->late_length + (size_t)length < sizeof survey->late)
-        add(survey->late, sizeof survey->late, &survey->late_length, part);
+    if (strlen(survey->late) + (size_t)length < sizeof survey->late)
+        td__text_add(survey->late, sizeof survey->late, "%s", part);
     else
         survey->not_queried++;
 }
@@ -171,7 +174,6 @@ static void take_survey(struct survey *survey, int peer)
 {
     td__deadline end = td__deadline_in_ms(SURVEY_MS);
     int queried = 0;
-    survey->first = -1;
     for (int i = 0; i < survey->size; i++) {
         if (i == survey->rank && survey->sequence)
             note_joined(survey, i);
@@ -186,35 +188,24 @@ static void take_survey(struct survey *survey, int peer)
 
 static void survey_text(const struct survey *survey, char text[TD__PROGRESS_TEXT])
 {
-    size_t length = 0;
-    char more[64];
-    text[0] = 0;
-    if (survey->joined_count) {
-        add(text, TD__PROGRESS_TEXT, &length, survey->joined_count > 1 ? "ranks " : "rank ");
-        add(text, TD__PROGRESS_TEXT, &length, survey->joined);
-        add(text, TD__PROGRESS_TEXT, &length,
-            survey->joined_count > 1 ? " have joined" : " has joined");
-    }
+    bool several = survey->joined_count > 1;
     const char *late = survey->late;
-    if (!survey->joined_count && *late)
+    text[0] = 0;
+    if (survey->joined_count)
+        td__text_add(text, TD__PROGRESS_TEXT, "rank%s %s %s joined", several ? "s" : "",
+                     survey->joined, several ? "have" : "has");
+    else if (*late)
         late += 2;
-    add(text, TD__PROGRESS_TEXT, &length, late);
-    if (survey->not_queried) {
-        snprintf(more, sizeof more, "; %d more rank%s not queried", survey->not_queried,
-                 survey->not_queried > 1 ? "s were" : " was");
-        add(text, TD__PROGRESS_TEXT, &length, more);
-    }
+    td__text_add(text, TD__PROGRESS_TEXT, "%s", late);
+    if (survey->not_queried)
+        td__text_add(text, TD__PROGRESS_TEXT, "; %d more rank%s not queried", survey->not_queried,
+                     survey->not_queried > 1 ? "s were" : " was");
 }
 
 void td__describe_progress(td_group *group, uint64_t sequence, int peer,
                            char text[TD__PROGRESS_TEXT])
 {
-    struct survey survey = {.root = group->root,
-                            .key = group->key,
-                            .sequence = sequence,
-                            .size = group->size,
-                            .rank = group->rank,
-                            .ranks = group->ranks};
+    struct survey survey = survey_of(group, sequence);
     take_survey(&survey, peer);
     survey_text(&survey, text);
 }
@@ -232,7 +223,7 @@ td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_sta
 
 /* ---- Warnings about calls that take long ----------------------------------------------------- */
 
-static td_status read_limit(int64_t *limit_ms)
+td_status td__stall_limit(int64_t *limit_ms)
 {
     const char *text = getenv("TANDEM_STALL_WARN");
     int seconds = STALL_S;
@@ -244,38 +235,30 @@ static td_status read_limit(int64_t *limit_ms)
     return TD_OK;
 }
 
-td_status td__stall_check(void)
-{
-    int64_t ignored;
-    return read_limit(&ignored);
-}
-
 /* Copies the group with this key; false if it does not exist any more. */
-static bool copy_group(struct td__root *root, uint64_t key, struct survey *survey, char name[128])
+static bool copy_group(struct td__root *root, uint64_t key, uint64_t sequence,
+                       struct survey *survey, char name[128])
 {
-    bool found = false;
+    int *ranks = NULL;
     pthread_mutex_lock(&root->lock);
-    td_group *group = td__root_find(root, key);
-    if (group && group->rank >= 0 && (survey->ranks = malloc(sizeof(int) * (size_t)group->size))) {
-        memcpy(survey->ranks, group->ranks, sizeof(int) * (size_t)group->size);
-        survey->root = root;
-        survey->key = key;
-        survey->size = group->size;
-        survey->rank = group->rank;
+    const td_group *group = td__root_find(root, key);
+    size_t size = group && group->rank >= 0 ? sizeof *ranks * (size_t)group->size : 0;
+    if (size && (ranks = malloc(size))) {
+        *survey = survey_of(group, sequence);
+        survey->ranks = memcpy(ranks, group->ranks, size);
         snprintf(name, 128, "%s", group->name);
-        found = true;
     }
     pthread_mutex_unlock(&root->lock);
-    return found;
+    return ranks != NULL;
 }
 
 /* Of the ranks that wait in the same call, only the first one warns. */
 static void warn(struct td__root *root, uint64_t key, uint64_t sequence, int64_t age_ms,
                  const char *what)
 {
-    struct survey survey = {.sequence = sequence};
+    struct survey survey;
     char name[128], text[TD__PROGRESS_TEXT];
-    if (!copy_group(root, key, &survey, name))
+    if (!copy_group(root, key, sequence, &survey, name))
         return;
     take_survey(&survey, -1);
     survey_text(&survey, text);
@@ -326,7 +309,7 @@ static bool knows_departures(const td_group *group)
 
 td_status td__peer_query_begin(struct td__root *root)
 {
-    TD_TRY(read_limit(&root->stall.limit_ms));
+    TD_TRY(td__stall_limit(&root->stall.limit_ms));
     td__endpoint_answer(root->endpoint, answer, root);
     if (root->size == 1)
         return TD_OK;

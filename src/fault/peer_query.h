@@ -21,8 +21,8 @@ typedef void td__topic_fn(struct td__root *root, int rank, uint64_t key, uint64_
 /** The answers to the topics of other files: recovery/shrink.c, barrier_progress.c. */
 td__topic_fn td__shrink_answer, td__barrier_answer;
 
-/** TD_ERR_INVALID if TANDEM_STALL_WARN is not a number of seconds. */
-td_status td__stall_check(void);
+/** TANDEM_STALL_WARN in milliseconds; TD_ERR_INVALID if it is not a number of seconds. */
+td_status td__stall_limit(int64_t *limit_ms);
 
 /** Starts answering queries, the failure detector, and the warnings about calls that take long. root->first
  *  exists. */
@@ -49,7 +49,8 @@ struct td__barrier_progress {
     td_op_kind kind;   /* … and its kind */
     uint64_t begun;    /* monitored barriers */
     uint64_t over;     /* … that have ended there, or are settled there where it is rank 0 */
-    uint64_t arrived;  /* … the last one of which it has this rank's arrival */
+    uint64_t doubt;    /* … the last one in which it was about to give up */
+    uint64_t arrived;  /* … the last one of which it has this rank's arrival, or verdict */
 };
 
 /** Queries the rank with this index in the group; false where it does not answer. With `withdraw`, the number of a

@@ -29,44 +29,12 @@ void td_set_call_label(const char *label)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-void td__recorder_expect(int rank, int size)
-{
-    td__flight_expect(rank, size);
-}
-
-void td__recorder_expect_end(td_status status)
-{
-    td__flight_give_up(status, td_last_error());
-}
-
-td_status td__recorder_open(struct td__root *root)
-{
-    return td__flight_open(root->rank, root->size, &root->flight);
-}
-
-void td__recorder_joined(struct td__root *root)
-{
-    td__flight_set_phase(root->flight, TD__FLIGHT_JOINED);
-}
-
-void td__recorder_leaving(struct td__root *root)
-{
-    td__flight_set_phase(root->flight, TD__FLIGHT_LEAVING);
-}
-
 void td__recorder_left(struct td__root *root, td_status status)
 {
     if (root->flight && status)
         td__flight_fail(root->flight, 0, status, td_last_error());
     else if (root->flight)
         td__flight_set_phase(root->flight, TD__FLIGHT_LEFT);
-}
-
-void td__recorder_close(struct td__root *root)
-{
-    if (root->flight)
-        td__flight_close(root->flight);
-    root->flight = NULL;
 }
 
 void td__recorder_add_group(td_group *group)
@@ -261,17 +229,25 @@ static void describe_now(const struct td__flight_page *page, char text[160])
         }
 }
 
+/* A copy of the log; NULL if there is no memory for it. */
+static struct td__flight_page *read_log(const struct td__flight_log *log,
+                                        struct td__flight_now *now)
+{
+    struct td__flight_page *page = malloc(sizeof *page);
+    td__flight_now(now);
+    if (page)
+        td__flight_log_read(log, now, page);
+    return page;
+}
+
 void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__flight_last *last)
 {
     struct td__flight_log *log = root->flight;
-    struct td__flight_page *page = malloc(sizeof *page);
     struct td__flight_now now;
-    *last = (struct td__flight_last){0};
-    if (!page || !log) {
-        free(page);
-        return;
-    }
     uint64_t number = 0;
+    *last = (struct td__flight_last){0};
+    if (!log)
+        return;
     pthread_mutex_lock(&log->lock);
     struct td__trace *trace = find_trace(root, group_key);
     if (trace) {
@@ -280,44 +256,21 @@ void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__fli
         number = atomic_load(&trace->last);
     }
     pthread_mutex_unlock(&log->lock);
-    td__flight_now(&now);
-    td__flight_log_read(log, &now, page);
-    const struct td__flight_call *call = number ? find_call(page, number) : NULL;
+    struct td__flight_page *page = read_log(log, &now);
+    const struct td__flight_call *call = page && number ? find_call(page, number) : NULL;
     if (call) {
         td__flight_describe(call, last->text);
         last->running = is_running(call);
         last->age_ms = age_ms(&now, call->ended_ns ? call->ended_ns : call->started_ns);
+        last->blocking = call->kind <= TD__FLIGHT_BARRIER && blocks_thread(call) ? call->sequence
+                                                                                 : 0;
+        last->kind = (td_op_kind)call->kind;
     } else if (last->started) {
         snprintf(last->text, sizeof last->text, "collective #%" PRIu64, last->started);
     }
-    describe_now(page, last->now);
+    if (page)
+        describe_now(page, last->now);
     free(page);
-}
-
-bool td__recorder_blocking_call(struct td__root *root, uint64_t group_key, uint64_t *sequence,
-                                td_op_kind *kind)
-{
-    struct td__flight_log *log = root->flight;
-    struct td__flight_page *page = malloc(sizeof *page);
-    struct td__flight_now now;
-    if (!page || !log) {
-        free(page);
-        return false;
-    }
-    pthread_mutex_lock(&log->lock);
-    struct td__trace *trace = find_trace(root, group_key);
-    uint64_t number = trace ? atomic_load(&trace->last) : 0;
-    pthread_mutex_unlock(&log->lock);
-    td__flight_now(&now);
-    td__flight_log_read(log, &now, page);
-    const struct td__flight_call *call = number ? find_call(page, number) : NULL;
-    bool blocks = call && call->kind <= TD__FLIGHT_BARRIER && blocks_thread(call);
-    if (blocks) {
-        *sequence = call->sequence;
-        *kind = (td_op_kind)call->kind;
-    }
-    free(page);
-    return blocks;
 }
 
 /* The key of a call's group; 0 if it is not of this root, since several roots share a log. The last name index
@@ -338,17 +291,10 @@ static uint64_t key_of(const struct td__root *root, const struct td__flight_call
 bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uint64_t *sequence,
                                  int64_t *age, char text[160])
 {
-    struct td__flight_log *log = root->flight;
-    struct td__flight_page *page = malloc(sizeof *page);
     const struct td__flight_call *oldest = NULL;
     struct td__flight_now now;
-    if (!page || !log) {
-        free(page);
-        return false;
-    }
-    td__flight_now(&now);
-    td__flight_log_read(log, &now, page);
-    for (int i = 0; i < page->count; i++) {
+    struct td__flight_page *page = root->flight ? read_log(root->flight, &now) : NULL;
+    for (int i = 0; page && i < page->count; i++) {
         const struct td__flight_call *call = &page->calls[i];
         bool counts = call->kind == TD__FLIGHT_SEND || call->kind == TD__FLIGHT_RECV
                           ? blocks_thread(call)

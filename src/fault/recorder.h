@@ -32,22 +32,8 @@ struct td__trace {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/** Before the rendezvous: records that the process waits in it; `rank` is -1 if it is not known yet. Afterwards:
- *  records `status`, and on failure td_last_error(). */
-void td__recorder_expect(int rank, int size);
-void td__recorder_expect_end(td_status status);
-
-/** Opens the root's log, before the exchange of addresses. Falls back to private memory. */
-td_status td__recorder_open(struct td__root *root);
-
-/** The root has joined the other ranks; it begins to leave; it has left, or with a `status` failed to join, with
- *  td_last_error(). */
-void td__recorder_joined(struct td__root *root);
-void td__recorder_leaving(struct td__root *root);
+/** The root has left, or with a `status` failed to join, with td_last_error(). */
 void td__recorder_left(struct td__root *root, td_status status);
-
-/** Closes the log, when no rank can query it any more. */
-void td__recorder_close(struct td__root *root);
 
 /** Adds the group's name to the log; removes it. */
 void td__recorder_add_group(td_group *group);
@@ -84,14 +70,13 @@ struct td__flight_last {
     char text[160];   /* the last operation on this group: "all_reduce #17 of 4 f32"; "": none */
     char now[160];    /* the call that the rank is in, on any group; "": none */
     int64_t age_ms;   /* since the operation of `text` ended, or began if it still runs */
+    uint64_t
+        blocking; /* on this rank: the collective of this group that blocks a thread; 0: none … */
+    td_op_kind kind; /* … and its kind */
 };
 
 /** The progress of this rank on the group with this key; zeros if it has no such group. */
 void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__flight_last *last);
-
-/** The collective of this group that blocks a thread of the program; false if there is none. */
-bool td__recorder_blocking_call(struct td__root *root, uint64_t group_key, uint64_t *sequence,
-                                td_op_kind *kind);
 
 /** The collective, or message that a thread waits for, that has been running longest; false if there is none.
  *  *group_key is 0 if the group is not known (there are more than 31). */

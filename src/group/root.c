@@ -91,7 +91,8 @@ void td__root_free(struct td__root *root, td_status status)
     td__root_detach(root);
     if (root->endpoint)
         td__endpoint_close(root->endpoint);
-    td__recorder_close(root); /* after the endpoint: no rank queries it any more */
+    if (root->flight)
+        td__flight_close(root->flight); /* after the endpoint: no rank queries it any more */
     td_store_close(root->store);
     td__root_forget_names(root);
     td__abort_forget(root);
@@ -130,7 +131,7 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
         (options->backend_options && !root->backend_options))
         status = td__fail_nomem("group");
     if (!status)
-        status = td__recorder_open(root);
+        status = td__flight_open(root->rank, root->size, &root->flight);
     if (!status)
         status = td_prefix_store_open("\1tandem", store, &root->store);
     if (!status) {
@@ -188,7 +189,7 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
         return status;
     }
     group->named = root->named;
-    td__recorder_joined(root);
+    td__flight_set_phase(root->flight, TD__FLIGHT_JOINED);
     status = td__peer_query_begin(root);
     if (status) {
         td__root_close(group, NULL);
@@ -208,7 +209,7 @@ td_status td__root_open(td_store *store, int rank, int size, const td_group_opti
     TD_TRY(check_transport());
     TD_TRY(td__reduce_methods_read());
     TD_TRY(td__heartbeat_read());
-    TD_TRY(td__stall_check());
+    TD_TRY(td__stall_limit(&(int64_t){0}));
     TD_TRY(td__root_make(store, rank, size, options, &root));
     root->world = world;
     td_status status = td__exchange_cards(root);
@@ -260,7 +261,7 @@ td_status td__root_close(td_group *first, struct td__root *ended)
     struct td__root *root = first->root;
     td_group *group;
     struct td__error error;
-    td__recorder_leaving(root);
+    td__flight_set_phase(root->flight, TD__FLIGHT_LEAVING);
     td__group_drain(first); /* a call on it may make another group */
     td_status status = verify_groups(root, &error);
     while ((group = last_added(root)))

@@ -52,8 +52,8 @@ static td_status rendezvous_and_open(const td_init_options *options, const td_gr
     td_rendezvous_options where = {.world_size = options->world_size,
                                    .rank = options->rank,
                                    .timeout_ms = options->timeout_ms};
-    td__recorder_expect(td__rendezvous_expected_rank(options->init_method, &where),
-                        options->world_size > 0 ? options->world_size : 0);
+    td__flight_expect(td__rendezvous_expected_rank(options->init_method, &where),
+                      options->world_size > 0 ? options->world_size : 0);
     TD_TRY(td_rendezvous(options->init_method, &where, joined));
     td_status status = td__root_open(joined->store, joined->rank, joined->world_size, wanted, true,
                                      group);
@@ -84,7 +84,7 @@ static td_status open_world(const td_init_options *options, td_world *joined, td
         return td__root_open(options->store, options->rank, options->world_size, &wanted, true,
                              group);
     td_status status = rendezvous_and_open(options, &wanted, joined, group);
-    td__recorder_expect_end(status);
+    td__flight_give_up(status, td_last_error());
     return status;
 }
 

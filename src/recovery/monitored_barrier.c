@@ -25,10 +25,13 @@
  *     not settled yet                  the rank fails, and the verdict will name it
  *     settled                          the verdict is on its way, and the rank takes it
  *
- * A rank 0 that was stopped cannot answer. So each arrival says how long its rank waits; rank 0 queries the ranks that
- * should have timed out by then. */
+ * A rank 0 that was stopped cannot answer. So each arrival says how long its rank waits, and rank 0 queries the ranks
+ * that may have timed out by then: before the verdict, which names those that have, and again after a verdict of TD_OK,
+ * since rank 0 can be stopped in between. A rank that gets no answer looks for the verdict once more after it has said
+ * that it is in doubt. So either it finds the verdict, or rank 0 finds that it has given up, and does not return TD_OK. */
 #include "base/fail.h"
 #include "base/option_rules.h"
+#include "base/text.h"
 #include "fault/peer_query.h"
 #include "group/process_group.h"
 
@@ -45,6 +48,8 @@ enum {
     QUERIED = 32,       /* ranks at one time, at most */
     DESCRIBED = 8,      /* ranks whose progress is in the error text, at most … */
     DESCRIBE_MS = 1000, /* … and the time to query them */
+    LOOK_MS = 100,      /* for a verdict that has been sent already */
+    PAUSE_NS = 2000000,
 };
 
 struct verdict {
@@ -233,16 +238,32 @@ static int64_t time_of_day_ns(void)
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* A rank that is in a later barrier, or has timed out while this one was stopped, so that it could not withdraw. */
+/* A rank that is in a later barrier, or has timed out while this one was stopped, so that it could not withdraw. One
+ * that is in doubt is queried until it is not: it gives up, or has found the verdict. */
 static bool has_given_up(const struct barrier *barrier, int index)
 {
     const struct announcement *sent = &barrier->arrivals[index].announcement;
     struct td__barrier_progress progress;
     if (sent->number > barrier->number)
         return true;
-    return (time_of_day_ns() - sent->sent_ns) / 1000000 >= sent->patience_ms &&
-           td__barrier_query(barrier->group, index, 0, &progress) &&
-           progress.over >= barrier->number;
+    if ((time_of_day_ns() - sent->sent_ns) / 1000000 < sent->patience_ms)
+        return false;
+    while (td__barrier_query(barrier->group, index, 0, &progress)) {
+        bool has_verdict = progress.arrived >= barrier->number;
+        if (has_verdict || progress.over >= barrier->number)
+            return !has_verdict;
+        if (progress.doubt < barrier->number)
+            return false;
+        td__sleep_ns(PAUSE_NS);
+    }
+    return false;
+}
+
+static void find_withdrawn(struct barrier *barrier)
+{
+    for (int r = 1; r < barrier->group->size; r++)
+        if (barrier->arrivals[r].sort == JOINED && has_given_up(barrier, r))
+            barrier->arrivals[r].sort = WITHDRAWN;
 }
 
 static void note_withdrawal(void *arg, int index)
@@ -256,11 +277,9 @@ static void note_withdrawal(void *arg, int index)
 static void settle(struct barrier *barrier)
 {
     td_group *group = barrier->group;
-    for (int r = 1; r < group->size; r++) {
+    for (int r = 1; r < group->size; r++)
         barrier->arrivals[r].sort = find_sort(barrier, r);
-        if (barrier->arrivals[r].sort == JOINED && has_given_up(barrier, r))
-            barrier->arrivals[r].sort = WITHDRAWN;
-    }
+    find_withdrawn(barrier);
     td__barrier_settle(group, barrier->number, note_withdrawal, barrier);
 }
 
@@ -272,36 +291,37 @@ static int count_sort(const struct barrier *barrier, enum sort sort)
     return count;
 }
 
-/* "ranks 1, 2 have", of those of one sort; or the first one only. */
-static void list_ranks(const struct barrier *barrier, enum sort sort, bool all, char *text,
-                       size_t room)
+/* Adds a part of the text, unless there is no room for it. */
+static void add(struct verdict *verdict, const char *part)
+{
+    size_t length = strlen(verdict->text);
+    if (length + strlen("; ") + strlen(part) < sizeof verdict->text)
+        td__text_add(verdict->text, sizeof verdict->text, "%s%s",
+                     verdict->text[length - 2] == ':' ? "" : "; ", part);
+}
+
+/* "ranks 1, 2 have joined", of those of one sort; or the first one only. */
+static void add_ranks(const struct barrier *barrier, enum sort sort, bool all, const char *what)
 {
     const td_group *group = barrier->group;
-    char list[160] = "";
-    size_t length = 0;
+    char list[160] = "", part[280];
     int count = 0;
     for (int r = 0; r < group->size && (all || !count); r++) {
         if (barrier->arrivals[r].sort != sort)
             continue;
-        if (length < sizeof list - 32)
-            length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
-                                       count ? ", " : "", group->ranks[r]);
-        else if (list[length - 1] != '.')
-            length += (size_t)snprintf(list + length, sizeof list - length, ", ...");
+        if (strlen(list) < sizeof list - 32)
+            td__text_add(list, sizeof list, "%s%d", count ? ", " : "", group->ranks[r]);
+        else if (list[strlen(list) - 1] != '.')
+            td__text_add(list, sizeof list, ", ...");
         count++;
     }
-    snprintf(text, room, "rank%s %s %s", count > 1 ? "s" : "", list, count > 1 ? "have" : "has");
-}
-
-static void add(struct verdict *verdict, const char *separator, const char *part)
-{
-    size_t length = strlen(verdict->text);
-    if (length + strlen(separator) + strlen(part) < sizeof verdict->text)
-        snprintf(verdict->text + length, sizeof verdict->text - length, "%s%s", separator, part);
+    snprintf(part, sizeof part, "rank%s %s %s %s", count > 1 ? "s" : "", list,
+             count > 1 ? "have" : "has", what);
+    add(barrier->verdict, part);
 }
 
 /* How the ranks that are gone have ended: "rank 2 (on node7, pid 4711) was killed by SIGKILL". */
-static void describe_gone(const struct barrier *barrier, struct verdict *verdict)
+static void describe_gone(const struct barrier *barrier)
 {
     const td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
@@ -313,12 +333,13 @@ static void describe_gone(const struct barrier *barrier, struct verdict *verdict
         const char *exit_reason = td__endpoint_find_out(endpoint, group->ranks[r], TD__NEVER);
         snprintf(part, sizeof part, "%s %s", td__endpoint_describe(endpoint, group->ranks[r]),
                  exit_reason ? exit_reason : "has closed its connection");
-        add(verdict, described++ ? "; " : "", part);
+        add(barrier->verdict, part);
+        described++;
     }
 }
 
 /* The progress of late ranks. */
-static void describe_late(const struct barrier *barrier, struct verdict *verdict)
+static void describe_late(const struct barrier *barrier)
 {
     char what[TD__PROGRESS_TEXT];
     td__deadline end = td__deadline_in_ms(DESCRIBE_MS);
@@ -327,7 +348,7 @@ static void describe_late(const struct barrier *barrier, struct verdict *verdict
         if (barrier->arrivals[r].sort != LATE || td__deadline_passed(end))
             continue;
         td__describe_progress(barrier->group, 0, r, what);
-        add(verdict, "; ", what);
+        add(barrier->verdict, what);
         described++;
     }
 }
@@ -335,33 +356,26 @@ static void describe_late(const struct barrier *barrier, struct verdict *verdict
 /* Which ranks are gone, have not joined, have withdrawn, have joined, and what the late ones do. */
 static void describe(const struct barrier *barrier)
 {
-    struct verdict *verdict = barrier->verdict;
     bool gone = count_sort(barrier, GONE) > 0;
     bool late = count_sort(barrier, LATE) > 0 && (barrier->all || !gone);
     bool withdrawn = count_sort(barrier, WITHDRAWN) > 0 && (barrier->all || !(gone || late));
-    char list[200], part[280];
-    snprintf(verdict->text, sizeof verdict->text,
+    char what[64];
+    snprintf(barrier->verdict->text, sizeof barrier->verdict->text,
              "monitored_barrier #%llu on group \"%.100s\": ", (unsigned long long)barrier->number,
              barrier->group->name);
     if (gone)
-        describe_gone(barrier, verdict);
+        describe_gone(barrier);
     if (late) {
-        list_ranks(barrier, LATE, barrier->all, list, sizeof list);
-        snprintf(part, sizeof part, "%s not joined within %lld ms", list,
-                 (long long)barrier->timeout_ms);
-        add(verdict, gone ? "; " : "", part);
+        snprintf(what, sizeof what, "not joined within %lld ms", (long long)barrier->timeout_ms);
+        add_ranks(barrier, LATE, barrier->all, what);
     }
     if (withdrawn) {
-        list_ranks(barrier, WITHDRAWN, barrier->all, list, sizeof list);
-        snprintf(part, sizeof part, "%s timed out before rank %d answered", list,
-                 barrier->group->ranks[0]);
-        add(verdict, gone || late ? "; " : "", part);
+        snprintf(what, sizeof what, "timed out before rank %d answered", barrier->group->ranks[0]);
+        add_ranks(barrier, WITHDRAWN, barrier->all, what);
     }
-    list_ranks(barrier, JOINED, true, list, sizeof list);
-    snprintf(part, sizeof part, "%s joined", list);
-    add(verdict, "; ", part);
+    add_ranks(barrier, JOINED, true, "joined");
     if (late)
-        describe_late(barrier, verdict);
+        describe_late(barrier);
 }
 
 /* Fills in the verdict: the missing ranks, or only the first one; and the text. */
@@ -402,6 +416,10 @@ static td_status collect(struct barrier *barrier)
             start(group, TD_OP_SEND, verdict,
                   sizeof *verdict + verdict->missing * sizeof *verdict->ranks, r, TD__TAG_VERDICT,
                   GRACE_MS, NULL);
+    if (!verdict->status) {
+        find_withdrawn(barrier);
+        decide(barrier);
+    }
     return verdict->status ? td_fail((td_status)verdict->status, "%s", verdict->text) : TD_OK;
 }
 
@@ -418,14 +436,28 @@ static td_status collect_arrivals(struct barrier *barrier)
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
-/* This rank gives up. False where rank 0 has settled a verdict for it. */
+static td_status receive(struct barrier *barrier, int64_t limit_ms)
+{
+    td_work *work;
+    TD_TRY(start(barrier->group, TD_OP_RECV, barrier->verdict, verdict_size(barrier->group), 0,
+                 TD__TAG_VERDICT, limit_ms, &work));
+    td_status status = td_work_wait(work, limit_ms + GRACE_MS);
+    td_work_release(work);
+    return status;
+}
+
+/* This rank gives up. False where rank 0 has settled a verdict for it, or the verdict is here. */
 static bool withdraw(struct barrier *barrier)
 {
     td_group *group = barrier->group;
     struct td__barrier_progress progress;
-    atomic_store(&group->monitored_over, barrier->number);
-    return !td__barrier_query(group, 0, barrier->number, &progress) ||
-           progress.over < barrier->number || progress.arrived < barrier->number;
+    atomic_store(&group->monitored_doubt, barrier->number);
+    if (td__barrier_query(group, 0, barrier->number, &progress))
+        return progress.over < barrier->number || progress.arrived < barrier->number;
+    while (barrier->verdict->number < barrier->number)
+        if (receive(barrier, LOOK_MS))
+            return true;
+    return false;
 }
 
 static void set_missing(struct barrier *barrier, int rank)
@@ -487,18 +519,6 @@ static td_status fail_late(struct barrier *barrier)
                    group->ranks[0]);
 }
 
-/* Waits for a verdict until the next query. */
-static td_status receive(struct barrier *barrier)
-{
-    td_work *work;
-    int64_t limit = left_ms(td__deadline_earlier(barrier->next_query, barrier->end));
-    TD_TRY(start(barrier->group, TD_OP_RECV, barrier->verdict, verdict_size(barrier->group), 0,
-                 TD__TAG_VERDICT, limit, &work));
-    td_status status = td_work_wait(work, limit + GRACE_MS);
-    td_work_release(work);
-    return status;
-}
-
 /* No verdict yet: whether one can still come. `status` is how the last receive has ended. */
 static td_status reconsider(struct barrier *barrier, td_status status)
 {
@@ -524,10 +544,12 @@ static td_status reconsider(struct barrier *barrier, td_status status)
 static td_status await_verdict(struct barrier *barrier)
 {
     while (barrier->verdict->number < barrier->number) {
-        td_status status = receive(barrier);
+        td__deadline next = td__deadline_earlier(barrier->next_query, barrier->end);
+        td_status status = receive(barrier, left_ms(next));
         if (status)
             TD_TRY(reconsider(barrier, status));
     }
+    atomic_store(&barrier->group->monitored_arrivals[0], barrier->number);
     return TD_OK;
 }
 
@@ -573,10 +595,10 @@ static td_status report(struct barrier *barrier)
 
 /* ---- The call -------------------------------------------------------------------------------- */
 
-/* Rank 0 keeps the last barrier that each rank has joined; queries read it with the root's lock. */
+/* Queries read the arrivals with the root's lock. */
 static td_status keep_arrivals(td_group *group)
 {
-    if (group->rank || group->monitored_arrivals)
+    if (group->monitored_arrivals)
         return TD_OK;
     _Atomic uint64_t *arrivals = calloc((size_t)group->size, sizeof *arrivals);
     if (!arrivals)

@@ -17,6 +17,7 @@
  *
  * The state of an agreement stays until the root ends; the root's lock guards it. */
 #include "base/fail.h"
+#include "base/text.h"
 #include "fault/peer_query.h"
 #include "group/root.h"
 
@@ -34,7 +35,7 @@ enum {
 enum { ABSENT, ENTERED, DECIDED };
 
 struct agreement {
-    struct agreement *next;
+    struct td__attachment attachment;
     uint64_t key; /* of the group */
     uint32_t attempt;
     int size;
@@ -45,58 +46,30 @@ struct agreement {
     bool *left;   /* the outcome: the ranks that are left */
 };
 
-static void free_agreement(struct agreement *agreement)
+static void free_agreement(struct td__attachment *attachment)
 {
+    struct agreement *agreement = TD__CONTAINER(attachment, struct agreement, attachment);
     free(agreement->joined);
     free(agreement->left);
     free(agreement);
 }
 
-/* Of one root. */
-struct agreements {
-    struct td__attachment attachment;
-    struct agreement *first;
-};
-
-static void free_all(struct td__attachment *attachment)
-{
-    struct agreements *all = TD__CONTAINER(attachment, struct agreements, attachment);
-    while (all->first) {
-        struct agreement *next = all->first->next;
-        free_agreement(all->first);
-        all->first = next;
-    }
-    free(all);
-}
-
-static const struct td__attachment_ops agreements_ops = {.free = free_all};
-
-/* With the lock held. NULL if out of memory. */
-static struct agreements *agreements_of(struct td__root *root)
-{
-    struct td__attachment *found = td__root_attachment(root, &agreements_ops);
-    if (found)
-        return TD__CONTAINER(found, struct agreements, attachment);
-    struct agreements *all = calloc(1, sizeof *all);
-    if (all) {
-        all->attachment.ops = &agreements_ops;
-        td__root_attach(root, &all->attachment);
-    }
-    return all;
-}
+static const struct td__attachment_ops agreement_ops = {.free = free_agreement};
 
 /* With the lock held. Creates the agreement if there is none and the group exists; NULL if it does not. */
 static struct agreement *find(struct td__root *root, uint64_t key, uint32_t attempt)
 {
-    struct agreements *all = agreements_of(root);
-    struct agreement *agreement = all ? all->first : NULL;
-    while (agreement && (agreement->key != key || agreement->attempt != attempt))
-        agreement = agreement->next;
-    td_group *group = agreement ? NULL : td__root_find(root, key);
-    if (!all || !group || !(agreement = calloc(1, sizeof *agreement)))
-        return agreement;
+    struct agreement *agreement = NULL;
+    for (struct td__attachment *at = root->attachments; at; at = at->next) {
+        agreement = TD__CONTAINER(at, struct agreement, attachment);
+        if (at->ops == &agreement_ops && agreement->key == key && agreement->attempt == attempt)
+            return agreement;
+    }
+    const td_group *group = td__root_find(root, key);
+    if (!group || !(agreement = calloc(1, sizeof *agreement)))
+        return NULL;
     *agreement = (struct agreement){
-        .next = all->first,
+        .attachment.ops = &agreement_ops,
         .key = key,
         .attempt = attempt,
         .size = group->size,
@@ -105,10 +78,10 @@ static struct agreement *find(struct td__root *root, uint64_t key, uint32_t atte
         .left = calloc((size_t)group->size, sizeof *agreement->left),
     };
     if (!agreement->joined || !agreement->left) {
-        free_agreement(agreement);
+        free_agreement(&agreement->attachment);
         return NULL;
     }
-    all->first = agreement;
+    td__root_attach(root, &agreement->attachment);
     return agreement;
 }
 
@@ -249,14 +222,12 @@ static td_status fail_late(const struct attempt *attempt, int leader, int64_t ti
 {
     const td_group *group = attempt->group;
     char missing[256] = "";
-    size_t length = 0;
     int count = 0;
     pthread_mutex_lock(&attempt->root->lock);
-    for (int i = 0; i < group->size && length < sizeof missing - 16; i++)
+    for (int i = 0; i < group->size && strlen(missing) < sizeof missing - 16; i++)
         if (leader == group->rank && i != leader && is_present(attempt, i) &&
             !attempt->agreement->joined[i])
-            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
-                                       count++ ? ", " : "", group->ranks[i]);
+            td__text_add(missing, sizeof missing, "%s%d", count++ ? ", " : "", group->ranks[i]);
     pthread_mutex_unlock(&attempt->root->lock);
     if (!count)
         return td_fail(TD_ERR_TIMEOUT,
