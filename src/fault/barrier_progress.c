@@ -81,9 +81,9 @@ void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t 
             &group->monitored_over); /* before the arrivals, which are set first */
         own.doubt = atomic_load(&group->monitored_doubt);
     }
-    for (int i = 0; group && group->monitored_arrivals && i < group->size; i++)
-        if (group->ranks[i] == rank)
-            own.arrived = atomic_load(&group->monitored_arrivals[i]);
+    int index = group && group->monitored_arrivals ? td__group_index(group, rank) : -1;
+    if (index >= 0)
+        own.arrived = atomic_load(&group->monitored_arrivals[index]);
     if (own.over < value)
         note_withdrawal(root, key, rank, value);
     pthread_mutex_unlock(&root->lock);

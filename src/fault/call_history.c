@@ -154,16 +154,11 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
 
 /* ---- Querying -------------------------------------------------------------------------------- */
 
-static td_status fail_like(uint32_t status, struct td__span reason)
+static td_status fail_like(uint32_t status, const char *reason)
 {
-    char text[REASON_BYTES + 1];
-    if (status != TD_ERR_MISMATCH && status != TD_ERR_PEER && status != TD_ERR_TIMEOUT &&
-        status != TD_ERR_ABORTED)
-        return TD_OK;
-    for (size_t i = 0; i < reason.size; i++)
-        text[i] = (unsigned char)reason.data[i] < ' ' ? ' ' : (char)reason.data[i];
-    text[reason.size] = 0;
-    return td_fail((td_status)status, "%s", text);
+    bool spreads = status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT ||
+                   status == TD_ERR_ABORTED;
+    return spreads ? td_fail((td_status)status, "%s", reason) : TD_OK;
 }
 
 static td_status compare(struct td__call_history *history, td_group *group, int rank,
@@ -207,7 +202,8 @@ static td_status query(struct td__call_history *history, td_group *group, int ra
     if (state->answered) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         uint32_t broken = td__reader_u32(&reader);
-        struct td__span reason = td__reader_string(&reader, REASON_BYTES);
+        char reason[REASON_BYTES + 1];
+        td__read_text(&reader, reason, sizeof reason);
         state->last = td__reader_u64(&reader);
         state->done = td__reader_u64(&reader);
         state->left = td__reader_u8(&reader);

@@ -25,6 +25,16 @@ td_status td__group_state(const td_group *group)
     return status ? td_fail((td_status)status, "%s", group->reason ? group->reason : "") : TD_OK;
 }
 
+int td__group_index(const td_group *group, int rank)
+{
+    if (rank >= 0 && rank < group->size && group->ranks[rank] == rank)
+        return rank;
+    for (int i = 0; i < group->size; i++)
+        if (group->ranks[i] == rank)
+            return i;
+    return -1;
+}
+
 td_group *td__root_find(struct td__root *root, uint64_t key)
 {
     td_group *group;

@@ -130,6 +130,9 @@ void td__root_attach(struct td__root *root, struct td__attachment *attachment);
 void td__root_leave(struct td__root *root);
 void td__root_detach(struct td__root *root);
 
+/** The rank in the group of a rank of the root; -1: it is not a member. */
+int td__group_index(const td_group *group, int rank);
+
 /** The group with this key, or NULL. The root's lock is held. */
 td_group *td__root_find(struct td__root *root, uint64_t key);
 

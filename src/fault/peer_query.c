@@ -56,8 +56,7 @@ static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
 
 /* ---- Querying -------------------------------------------------------------------------------- */
 
-/* Copies text of another process: at most `room` bytes, control characters replaced. */
-static void take_text(struct td__reader *reader, char *text, size_t room)
+void td__read_text(struct td__reader *reader, char *text, size_t room)
 {
     struct td__span span = td__reader_string(reader, room - 1);
     if (span.size)
@@ -80,8 +79,8 @@ static bool query_progress(struct td__root *root, int rank, uint64_t key, td__de
         last->done = td__reader_u64(&reader);
         last->running = td__reader_u8(&reader);
         last->age_ms = (int64_t)td__reader_u64(&reader);
-        take_text(&reader, last->text, sizeof last->text);
-        take_text(&reader, last->now, sizeof last->now);
+        td__read_text(&reader, last->text, sizeof last->text);
+        td__read_text(&reader, last->now, sizeof last->now);
         known = td__reader_done(&reader);
     }
     td__buffer_free(&bytes);

@@ -31,6 +31,9 @@ td_status td__peer_query_begin(struct td__root *root);
 /** Stops all of these. */
 void td__peer_query_end(struct td__root *root);
 
+/** Copies text of another process: at most `room` bytes, control characters replaced. */
+void td__read_text(struct td__reader *reader, char *text, size_t room);
+
 enum { TD__PROGRESS_TEXT = 640 };
 
 /** Queries the other ranks, within about a second, and writes which have joined call `sequence` of the group, and

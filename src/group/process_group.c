@@ -419,14 +419,7 @@ const char *td_group_name(const td_group *group)
 int td_get_group_rank(const td_group *group, int global_rank)
 {
     group = known(group);
-    if (!group)
-        return -1;
-    if (global_rank >= 0 && global_rank < group->size && group->ranks[global_rank] == global_rank)
-        return global_rank;
-    for (int i = 0; i < group->size; i++)
-        if (group->ranks[i] == global_rank)
-            return i;
-    return -1;
+    return group ? td__group_index(group, global_rank) : -1;
 }
 
 int td_get_global_rank(const td_group *group, int group_rank)

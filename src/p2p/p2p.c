@@ -96,20 +96,15 @@ td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p *
 
 /* ---- Posting --------------------------------------------------------------------------------- */
 
-static bool is_here(const struct td__p2p *p2p, int peer)
-{
-    return p2p->peers[peer].local >= 0;
-}
-
 /* Makes what a recv or a send with this rank needs. */
 static td_status prepare(struct td__p2p *p2p, int peer)
 {
     bool any = peer == TD_ANY_SOURCE;
-    if (!p2p->attached && (any ? p2p->local_size > 1 : is_here(p2p, peer)))
+    bool here = any ? p2p->local_size > 1 : p2p->peers[peer].local >= 0;
+    bool elsewhere = any ? p2p->local_size < p2p->options.size : !here;
+    if (here && !p2p->attached)
         p2p->attach_wanted = true;
-    if (p2p->epoll < 0 && (any ? p2p->local_size < p2p->options.size : !is_here(p2p, peer)))
-        return td__p2p_tcp_begin(p2p);
-    return TD_OK;
+    return elsewhere ? td__p2p_tcp_begin(p2p) : TD_OK;
 }
 
 static void fill_in(struct td__post *post, const td_call *call)

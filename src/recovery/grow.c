@@ -38,14 +38,6 @@ struct growth {
     td__deadline deadline;
 };
 
-static bool is_member(const td_group *group, int rank)
-{
-    for (int i = 0; i < group->size; i++)
-        if (group->ranks[i] == rank)
-            return true;
-    return false;
-}
-
 static bool set_card(struct card *card, const void *bytes, size_t size)
 {
     if (size > CARD)
@@ -97,7 +89,7 @@ static td_status check_members(const struct growth *growth)
 static td_status await_newcomers(struct growth *growth)
 {
     for (int r = 0; r < growth->old->size; r++) {
-        while (!is_member(growth->group, r) && !growth->epochs[r]) {
+        while (td__group_index(growth->group, r) < 0 && !growth->epochs[r]) {
             TD_TRY(find_card(growth, r));
             if (growth->epochs[r])
                 break;

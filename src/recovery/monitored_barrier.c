@@ -38,7 +38,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     JOIN_MS = 2000, /* more time for rank 0 to join, since ranks do not join at the same moment … */
@@ -231,13 +230,6 @@ static enum sort find_sort(const struct barrier *barrier, int index)
                : LATE;
 }
 
-static int64_t time_of_day_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * 1000000000ll + now.tv_nsec;
-}
-
 /* A rank that is in a later barrier, or has timed out while this one was stopped, so that it could not withdraw. One
  * that is in doubt is queried until it is not: it gives up, or has found the verdict. */
 static bool has_given_up(const struct barrier *barrier, int index)
@@ -246,7 +238,7 @@ static bool has_given_up(const struct barrier *barrier, int index)
     struct td__barrier_progress progress;
     if (sent->number > barrier->number)
         return true;
-    if ((time_of_day_ns() - sent->sent_ns) / 1000000 < sent->patience_ms)
+    if ((td__wall_ns() - sent->sent_ns) / 1000000 < sent->patience_ms)
         return false;
     while (td__barrier_query(barrier->group, index, 0, &progress)) {
         bool has_verdict = progress.arrived >= barrier->number;
@@ -423,17 +415,6 @@ static td_status collect(struct barrier *barrier)
     return verdict->status ? td_fail((td_status)verdict->status, "%s", verdict->text) : TD_OK;
 }
 
-static td_status collect_arrivals(struct barrier *barrier)
-{
-    td_group *group = barrier->group;
-    barrier->arrivals = calloc((size_t)group->size, sizeof *barrier->arrivals);
-    if (!barrier->arrivals)
-        return td__fail_nomem("monitored_barrier");
-    td_status status = collect(barrier);
-    free(barrier->arrivals);
-    return status;
-}
-
 /* ---- The others ------------------------------------------------------------------------------ */
 
 static td_status receive(struct barrier *barrier, int64_t limit_ms)
@@ -577,7 +558,7 @@ static td_status report(struct barrier *barrier)
 {
     struct verdict *verdict = barrier->verdict;
     struct announcement announcement = {
-        .number = barrier->number, .sent_ns = time_of_day_ns(), .patience_ms = barrier->timeout_ms};
+        .number = barrier->number, .sent_ns = td__wall_ns(), .patience_ms = barrier->timeout_ms};
     int64_t limit = barrier->now ? GRACE_MS : barrier->timeout_ms;
     td_status status = start(barrier->group, TD_OP_SEND, &announcement, sizeof announcement, 0,
                              TD__TAG_ARRIVAL, limit, NULL);
@@ -618,7 +599,7 @@ static td_status run(struct barrier *barrier)
     uint64_t entry = td__record_monitored_barrier(group, barrier->number);
     td_status status = td__group_state(group);
     if (!status) {
-        status = group->rank ? report(barrier) : collect_arrivals(barrier);
+        status = group->rank ? report(barrier) : collect(barrier);
         atomic_store(&group->monitored_over, barrier->number);
     }
     td__record_message_end(group, entry, status);
@@ -655,11 +636,12 @@ static td_status enter_barrier(td_group *group, int64_t timeout_ms, bool all, in
     if (group->size == 1)
         return TD_OK;
     barrier.verdict = calloc(1, verdict_size(group));
-    if (!barrier.verdict)
-        return td__fail_nomem("monitored_barrier");
-    td_status status = run(&barrier);
+    barrier.arrivals = calloc(group->rank ? 1 : (size_t)group->size, sizeof *barrier.arrivals);
+    bool allocated = barrier.verdict && barrier.arrivals;
+    td_status status = allocated ? run(&barrier) : td__fail_nomem("monitored_barrier");
     if (status == TD_ERR_TIMEOUT || status == TD_ERR_PEER)
         copy_missing(&barrier, missing, missing_count);
+    free(barrier.arrivals);
     free(barrier.verdict);
     return status;
 }

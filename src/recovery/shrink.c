@@ -85,14 +85,6 @@ static struct agreement *find(struct td__root *root, uint64_t key, uint32_t atte
     return agreement;
 }
 
-static int rank_in(const td_group *group, int world_rank)
-{
-    for (int i = 0; i < group->size; i++)
-        if (group->ranks[i] == world_rank)
-            return i;
-    return -1;
-}
-
 /* ---- Answering ------------------------------------------------------------------------------- */
 
 static void put_state(const struct agreement *agreement, struct td__buffer *answer)
@@ -112,7 +104,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
     pthread_mutex_lock(&root->lock);
     struct agreement *agreement = find(root, key, (uint32_t)(value >> 32));
     td_group *group = td__root_find(root, key);
-    int index = group ? rank_in(group, rank) : -1;
+    int index = group ? td__group_index(group, rank) : -1;
     if (index >= 0)
         td__abort_here(group, rank, TD__ABORT_SHRINK); /* threads that wait in it return */
     if (agreement && index >= 0) {
@@ -129,14 +121,13 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
 
 struct attempt {
     td_group *group;
-    struct td__root *root;
     struct agreement *agreement;
     bool leads; /* all present ranks follow this one */
 };
 
 static bool is_present(const struct attempt *attempt, int index)
 {
-    return td__endpoint_presence(attempt->root->endpoint, attempt->group->ranks[index]) ==
+    return td__endpoint_presence(attempt->group->root->endpoint, attempt->group->ranks[index]) ==
            TD__PRESENT;
 }
 
@@ -152,23 +143,23 @@ static int find_leader(const struct attempt *attempt)
 static void take_outcome(struct attempt *attempt, int leader, struct td__reader *reader)
 {
     struct agreement *agreement = attempt->agreement;
-    pthread_mutex_lock(&attempt->root->lock);
+    pthread_mutex_lock(&attempt->group->root->lock);
     if (!agreement->decided && leader >= agreement->follows) {
         for (int i = 0; i < agreement->size; i++)
             agreement->left[i] = td__reader_u8(reader) != 0;
         agreement->decided = td__reader_done(reader);
     }
-    pthread_mutex_unlock(&attempt->root->lock);
+    pthread_mutex_unlock(&attempt->group->root->lock);
 }
 
 /* Queries one member, and stores its outcome if it has one. False if it does not answer. */
 static bool query(struct attempt *attempt, int index, uint32_t what, int leader)
 {
     struct td__buffer answer = {0};
-    bool answered = !td__endpoint_query(attempt->root->endpoint, attempt->group->ranks[index],
-                                        TD__TOPIC_SHRINK, attempt->group->key,
-                                        (uint64_t)attempt->agreement->attempt << 32 | what,
-                                        td__deadline_in_ms(QUERY_MS), &answer);
+    bool answered = !td__endpoint_query(
+        attempt->group->root->endpoint, attempt->group->ranks[index], TD__TOPIC_SHRINK,
+        attempt->group->key, (uint64_t)attempt->agreement->attempt << 32 | what,
+        td__deadline_in_ms(QUERY_MS), &answer);
     if (answered) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         if (td__reader_u8(&reader) == DECIDED)
@@ -182,10 +173,10 @@ static void become_leader(struct attempt *attempt)
 {
     td_group *group = attempt->group;
     bool all = true;
-    pthread_mutex_lock(&attempt->root->lock);
+    pthread_mutex_lock(&attempt->group->root->lock);
     if (attempt->agreement->follows < group->rank)
         attempt->agreement->follows = group->rank;
-    pthread_mutex_unlock(&attempt->root->lock);
+    pthread_mutex_unlock(&attempt->group->root->lock);
     for (int i = 0; i < group->size; i++)
         if (i != group->rank && is_present(attempt, i))
             all &= query(attempt, i, FOLLOW, group->rank);
@@ -198,23 +189,23 @@ static void lead(struct attempt *attempt)
     struct agreement *agreement = attempt->agreement;
     int own = attempt->group->rank;
     bool all = true;
-    pthread_mutex_lock(&attempt->root->lock);
+    pthread_mutex_lock(&attempt->group->root->lock);
     int follows = agreement->follows;
     for (int i = 0; i < agreement->size && follows == own; i++) {
         agreement->left[i] = i == own || is_present(attempt, i);
         all &= !agreement->left[i] || i == own || agreement->joined[i];
     }
     agreement->decided = all && follows == own;
-    pthread_mutex_unlock(&attempt->root->lock);
+    pthread_mutex_unlock(&attempt->group->root->lock);
     if (follows > own)
         query(attempt, follows, 0, follows);
 }
 
 static bool has_outcome(const struct attempt *attempt)
 {
-    pthread_mutex_lock(&attempt->root->lock);
+    pthread_mutex_lock(&attempt->group->root->lock);
     bool decided = attempt->agreement->decided;
-    pthread_mutex_unlock(&attempt->root->lock);
+    pthread_mutex_unlock(&attempt->group->root->lock);
     return decided;
 }
 
@@ -223,12 +214,12 @@ static td_status fail_late(const struct attempt *attempt, int leader, int64_t ti
     const td_group *group = attempt->group;
     char missing[256] = "";
     int count = 0;
-    pthread_mutex_lock(&attempt->root->lock);
+    pthread_mutex_lock(&attempt->group->root->lock);
     for (int i = 0; i < group->size && strlen(missing) < sizeof missing - 16; i++)
         if (leader == group->rank && i != leader && is_present(attempt, i) &&
             !attempt->agreement->joined[i])
             td__text_add(missing, sizeof missing, "%s%d", count++ ? ", " : "", group->ranks[i]);
-    pthread_mutex_unlock(&attempt->root->lock);
+    pthread_mutex_unlock(&attempt->group->root->lock);
     if (!count)
         return td_fail(TD_ERR_TIMEOUT,
                        "td_group_shrink on group \"%s\": rank %d, which counts the survivors, has "
@@ -248,7 +239,7 @@ static td_status agree(struct attempt *attempt, int64_t timeout_ms)
     td__deadline deadline = td__deadline_in_ms(timeout_ms);
     int64_t pause = FIRST_PAUSE_NS;
     for (int i = 0; i < group->size; i++)
-        td__endpoint_watch(attempt->root->endpoint, group->ranks[i]);
+        td__endpoint_watch(attempt->group->root->endpoint, group->ranks[i]);
     for (;;) {
         int leader = find_leader(attempt);
         if (leader != group->rank)
@@ -259,10 +250,8 @@ static td_status agree(struct attempt *attempt, int64_t timeout_ms)
             lead(attempt);
         if (has_outcome(attempt))
             return TD_OK;
-        if (td__deadline_passed(deadline))
+        if (!td__pause_longer(&pause, LAST_PAUSE_NS, deadline))
             return fail_late(attempt, leader, timeout_ms);
-        td__sleep_ns(pause);
-        pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
     }
 }
 
@@ -314,7 +303,7 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
 
 static td_status shrink(td_group *group, const td_group_options *options, td_group **survivors)
 {
-    struct attempt attempt = {.group = group, .root = group->root};
+    struct attempt attempt = {.group = group};
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group);
     td__abort_own(group, td__abort_shrink(group), !atomic_load(&group->aborted));
     pthread_mutex_lock(&group->root->lock);
