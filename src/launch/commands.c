@@ -87,26 +87,27 @@ static void describe(const struct td__postmortem_rank *rank, char text[300], int
 {
     char call[256];
     text[0] = 0;
-    *since_ns = rank->phase_ns;
+    *since_ns = rank->page->phase_ns;
     if (rank->state == TD__STORY_CALLING) {
-        td__postmortem_call(&rank->current, rank->current_group, call);
-        snprintf(text, 300, "%s%s", rank->current.state == TD__FLIGHT_QUEUED ? "queued: " : "",
+        td__postmortem_call(rank->page, rank->current, call);
+        snprintf(text, 300, "%s%s", rank->current->state == TD__FLIGHT_QUEUED ? "queued: " : "",
                  call);
-        *since_ns = rank->current.started_ns ? rank->current.started_ns : rank->current.queued_ns;
+        *since_ns = rank->current->started_ns ? rank->current->started_ns
+                                              : rank->current->queued_ns;
     } else if (rank->ended) {
-        snprintf(text, 300, "%s", rank->ending);
-        *since_ns = rank->ended_ns;
-    } else if (rank->has_last && rank->state == TD__STORY_IDLE) {
-        td__postmortem_call(&rank->last, rank->last_group, call);
-        snprintf(text, 300, "%s: %s", rank->last.state == TD__FLIGHT_FAILED ? "failed" : "last",
+        snprintf(text, 300, "%s", rank->page->ending);
+        *since_ns = rank->page->ended_ns;
+    } else if (rank->last && rank->state == TD__STORY_IDLE) {
+        td__postmortem_call(rank->page, rank->last, call);
+        snprintf(text, 300, "%s: %s", rank->last->state == TD__FLIGHT_FAILED ? "failed" : "last",
                  call);
-        *since_ns = rank->last.ended_ns;
+        *since_ns = rank->last->ended_ns;
     }
 }
 
 static const char *state_name(const struct td__postmortem_rank *rank)
 {
-    char process = rank->ended ? 'E' : td__process_state(rank->pid);
+    char process = rank->ended ? 'E' : td__process_state(rank->page->pid);
     return process == 0     ? "gone"
            : process == 'T' ? "stopped"
            : process == 'Z' ? "ending"
@@ -123,7 +124,7 @@ static void put_rank(struct td__buffer *out, const struct td__postmortem *postmo
         td__postmortem_duration((double)(postmortem->moment_ns - since) / 1e9, age);
     if (columns)
         cut(text, columns - 48 > 10 ? columns - 48 : 10);
-    td__postmortem_put(out, "%6d %8d  %-11s %12s %7.*f  %s\n", rank->rank, rank->pid,
+    td__postmortem_put(out, "%6d %8d  %-11s %12s %7.*f  %s\n", rank->page->rank, rank->page->pid,
                        state_name(rank), age, rank->rate < 10 ? 1 : 0, rank->rate, text);
 }
 

@@ -26,33 +26,28 @@ static bool holds_up(const struct td__flight_call *call)
 
 /* What a rank is in, and what it did last. Of several that it is in (in several threads), the oldest:
  * the others may follow from it. */
-static void find_calls(const struct td__flight_page *page, struct td__postmortem_rank *rank)
+static void find_calls(struct td__postmortem_rank *rank)
 {
-    for (int i = 0; i < page->count; i++) {
-        const struct td__flight_call *call = &page->calls[i];
-        if (holds_up(call) && !rank->has_current) {
-            rank->current = *call;
-            rank->current_key = page->keys[call->group];
-            strcpy(rank->current_group, page->groups[call->group]);
-            rank->has_current = true;
-        } else if (is_under_way(call)) {
+    for (int i = 0; i < rank->page->count; i++) {
+        const struct td__flight_call *call = &rank->page->calls[i];
+        if (holds_up(call) && !rank->current)
+            rank->current = call;
+        else if (is_under_way(call))
             rank->under_way++;
-        } else if (!rank->has_last || call->ended_ns >= rank->last.ended_ns) {
-            rank->last = *call;
-            strcpy(rank->last_group, page->groups[call->group]);
-            rank->has_last = true;
-        }
+        else if (!rank->last || call->ended_ns >= rank->last->ended_ns)
+            rank->last = call;
     }
 }
 
 /* Whether the last call is of a group that was made after the failure, as by td_group_shrink(). */
-static bool has_gone_on(const struct td__flight_page *page, const struct td__postmortem_rank *rank)
+static bool has_gone_on(const struct td__postmortem_rank *rank)
 {
-    if (!rank->failure || !rank->has_last || rank->last.state != TD__FLIGHT_DONE)
+    const struct td__flight_page *page = rank->page;
+    if (!page->failure || !rank->last || rank->last->state != TD__FLIGHT_DONE)
         return false;
     for (int i = 0; i < page->count; i++)
-        if (page->calls[i].group == rank->last.group &&
-            page->calls[i].queued_ns <= rank->failure_ns)
+        if (page->calls[i].group == rank->last->group &&
+            page->calls[i].queued_ns <= page->failure_ns)
             return false;
     return true;
 }
@@ -64,35 +59,22 @@ static enum td__postmortem_state state_of(const struct td__postmortem_rank *rank
         [TD__FLIGHT_JOINED] = TD__STORY_IDLE,  [TD__FLIGHT_LEAVING] = TD__STORY_LEAVING,
         [TD__FLIGHT_LEFT] = TD__STORY_LEFT,
     };
-    if (rank->ended && rank->wait_status == 0)
+    const struct td__flight_page *page = rank->page;
+    if (rank->ended && page->wait_status == 0)
         return TD__STORY_ENDED;
     if (rank->ended)
-        return rank->failure == TD_ERR_PEER && !rank->outlived ? TD__STORY_SUFFERED
+        return page->failure == TD_ERR_PEER && !rank->outlived ? TD__STORY_SUFFERED
                                                                : TD__STORY_FAILED;
-    return rank->phase == TD__FLIGHT_JOINED && rank->has_current ? TD__STORY_CALLING
-                                                                 : of_phase[rank->phase];
+    return page->phase == TD__FLIGHT_JOINED && rank->current ? TD__STORY_CALLING
+                                                             : of_phase[page->phase];
 }
 
-static void summarise(const struct td__flight_page *page, int64_t moment_ns,
-                      struct td__postmortem_rank *rank)
+static void summarise(struct td__postmortem_rank *rank, int64_t moment_ns)
 {
-    bool launched = page->started_pid != 0;
-    rank->rank = launched ? page->started_rank : page->rank;
-    rank->pid = launched ? page->started_pid : page->pid;
-    rank->here = page->here;
+    const struct td__flight_page *page = rank->page;
     rank->ended = page->ended_ns != 0;
-    rank->ended_ns = page->ended_ns;
-    rank->wait_status = page->wait_status;
-    rank->phase = page->phase;
-    rank->phase_ns = page->phase_ns;
-    rank->failure = page->failure;
-    rank->failure_ns = page->failure_ns;
-    rank->total = page->total;
-    strcpy(rank->host, page->host);
-    strcpy(rank->ending, page->ending);
-    strcpy(rank->sentence, page->sentence);
-    find_calls(page, rank);
-    rank->outlived = has_gone_on(page, rank);
+    find_calls(rank);
+    rank->outlived = has_gone_on(rank);
     if (page->count && moment_ns > page->calls[0].queued_ns)
         rank->rate = page->count / ((double)(moment_ns - page->calls[0].queued_ns) / 1e9);
     rank->state = state_of(rank);
@@ -103,7 +85,8 @@ static void summarise(const struct td__flight_page *page, int64_t moment_ns,
 /* When a rank failed. */
 static int64_t trouble_ns(const struct td__postmortem_rank *rank)
 {
-    return rank->failure && rank->failure_ns && !rank->outlived ? rank->failure_ns : rank->ended_ns;
+    const struct td__flight_page *page = rank->page;
+    return page->failure && page->failure_ns && !rank->outlived ? page->failure_ns : page->ended_ns;
 }
 
 static int earliest(const struct td__postmortem *postmortem, enum td__postmortem_state state)
@@ -123,17 +106,17 @@ static void judge_by_pages(struct td__postmortem *postmortem)
 {
     for (int i = 0; i < postmortem->count; i++) {
         struct td__postmortem_rank *rank = &postmortem->ranks[i];
-        bool inside = rank->phase > TD__FLIGHT_ABSENT && rank->phase < TD__FLIGHT_LEFT;
-        if (inside && !rank->ended && rank->here && rank->pid && !td__process_state(rank->pid)) {
+        struct td__flight_page *page = rank->page;
+        bool inside = page->phase > TD__FLIGHT_ABSENT && page->phase < TD__FLIGHT_LEFT;
+        if (inside && !rank->ended && page->here && page->pid && !td__process_state(page->pid)) {
             rank->ended = true;
-            rank->wait_status = -1;
-            strcpy(rank->ending, "ended without leaving");
+            page->wait_status = -1;
+            strcpy(page->ending, "ended without leaving");
             rank->state = state_of(rank);
+        } else if (page->failure && !rank->outlived && !rank->ended &&
+                   rank->state != TD__STORY_LEFT) {
+            rank->state = page->failure == TD_ERR_PEER ? TD__STORY_SUFFERED : TD__STORY_FAILED;
         }
-        bool failed = rank->failure && !rank->outlived && !rank->ended &&
-                      rank->state != TD__STORY_LEFT;
-        if (failed)
-            rank->state = rank->failure == TD_ERR_PEER ? TD__STORY_SUFFERED : TD__STORY_FAILED;
     }
 }
 
@@ -157,36 +140,48 @@ static void find_cause(struct td__postmortem *postmortem, int first_slot)
 static int compare_ranks(const void *a, const void *b)
 {
     const struct td__postmortem_rank *x = a, *y = b;
-    return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1)
-                              : (x->slot > y->slot) - (x->slot < y->slot);
+    int by_rank = (x->page->rank > y->page->rank) - (x->page->rank < y->page->rank);
+    return by_rank ? by_rank : (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-static td_status read_ranks(struct td__postmortem *postmortem, bool live)
+/* Reads one log, in as much memory as its calls take; NULL without memory. */
+static struct td__flight_page *read_page(const struct td__postmortem_book *book, int slot,
+                                         const struct td__flight_now *now)
 {
-    struct td__flight_page *page = malloc(sizeof *page);
+    struct td__flight_page *page = malloc(sizeof *page), *cut;
+    if (!page)
+        return NULL;
+    td__flight_read_log(book->bytes, book->size, slot, now, page);
+    if (page->started_pid) {
+        page->rank = page->started_rank;
+        page->pid = page->started_pid;
+    }
+    cut = realloc(page, offsetof(struct td__flight_page, calls[page->count]));
+    return cut ? cut : page;
+}
+
+static td_status read_ranks(struct td__postmortem *postmortem, const struct td__flight_now *now,
+                            bool live)
+{
     int count = 0;
     for (int b = 0; b < postmortem->book_count; b++)
         count += postmortem->books[b].info.slots;
     postmortem->ranks = calloc((size_t)count + 1, sizeof *postmortem->ranks);
-    if (!page || !postmortem->ranks) {
-        free(page);
+    for (int b = 0; postmortem->ranks && b < postmortem->book_count; b++)
+        for (int slot = 0; slot < postmortem->books[b].info.slots; slot++) {
+            struct td__flight_page *page = read_page(&postmortem->books[b], slot, now);
+            if (!page)
+                return td__fail_nomem("postmortem");
+            if (!live && page->seen_ns > postmortem->moment_ns)
+                postmortem->moment_ns = page->seen_ns; /* the files end here */
+            postmortem->ranks[postmortem->count++] = (struct td__postmortem_rank){.slot = slot,
+                                                                                  .page = page};
+        }
+    if (!postmortem->ranks)
         return td__fail_nomem("postmortem");
-    }
-    for (int pass = live; pass < 2; pass++) {
-        postmortem->count = 0;
-        for (int b = 0; b < postmortem->book_count; b++)
-            for (int slot = 0; slot < postmortem->books[b].info.slots; slot++) {
-                struct td__postmortem_book *book = &postmortem->books[b];
-                struct td__postmortem_rank *rank = &postmortem->ranks[postmortem->count++];
-                td__flight_read_log(book->bytes, book->size, slot, &postmortem->now, page);
-                if (!live && page->seen_ns > postmortem->moment_ns)
-                    postmortem->moment_ns = page->seen_ns; /* the files end here */
-                *rank = (struct td__postmortem_rank){.slot = slot, .book = b};
-                summarise(page, postmortem->moment_ns, rank);
-            }
-    }
-    free(page);
-    qsort(postmortem->ranks, (size_t)postmortem->count, sizeof *postmortem->ranks, compare_ranks);
+    for (int i = 0; i < count; i++)
+        summarise(&postmortem->ranks[i], postmortem->moment_ns);
+    qsort(postmortem->ranks, (size_t)count, sizeof *postmortem->ranks, compare_ranks);
     return TD_OK;
 }
 
@@ -194,14 +189,15 @@ td_status td__postmortem_take(struct td__postmortem_book *books, int count,
                               const struct td__flight_now *now, bool live, int first_slot,
                               struct td__postmortem *postmortem)
 {
+    struct td__flight_now present;
     *postmortem = (struct td__postmortem){.books = books, .book_count = count, .cause = -1};
-    if (now)
-        postmortem->now = *now;
-    else
-        td__flight_now(&postmortem->now);
+    if (!now) {
+        td__flight_now(&present);
+        now = &present;
+    }
     if (live)
-        postmortem->moment_ns = td__flight_wall_ns(&postmortem->now);
-    td_status status = read_ranks(postmortem, live);
+        postmortem->moment_ns = td__flight_wall_ns(now);
+    td_status status = read_ranks(postmortem, now, live);
     if (status) {
         td__postmortem_free(postmortem);
         return status;
@@ -244,6 +240,8 @@ td_status td__postmortem_of_book(const struct td__flight_book *book, int first_s
 void td__postmortem_free(struct td__postmortem *postmortem)
 {
     td__postmortem_books_free(postmortem->books, postmortem->book_count);
+    for (int i = 0; i < postmortem->count; i++)
+        free(postmortem->ranks[i].page);
     free(postmortem->ranks);
     *postmortem = (struct td__postmortem){0};
 }
@@ -251,24 +249,28 @@ void td__postmortem_free(struct td__postmortem *postmortem)
 bool td__postmortem_has_any(const struct td__postmortem *postmortem)
 {
     for (int i = 0; i < postmortem->count; i++)
-        if (postmortem->ranks[i].phase != TD__FLIGHT_ABSENT)
+        if (postmortem->ranks[i].page->phase != TD__FLIGHT_ABSENT)
             return true;
     return false;
 }
 
 /* ---- Ranks that are missing -------------------------------------------------------------------------- */
 
-static bool waits_in_collective(const struct td__postmortem_rank *rank)
+/* The key of the group in whose collective a rank waits; 0 for none. */
+static uint64_t waited_group(const struct td__postmortem_rank *rank)
 {
-    return rank->state == TD__STORY_CALLING && rank->current.sequence && rank->current_key &&
-           rank->current.group < TD__FLIGHT_GROUPS - 1 && rank->current.kind < TD__FLIGHT_SEND;
+    const struct td__flight_call *call = rank->current;
+    return rank->state == TD__STORY_CALLING && call->sequence &&
+                   call->group < TD__FLIGHT_GROUPS - 1 && call->kind < TD__FLIGHT_SEND
+               ? rank->page->keys[call->group]
+               : 0;
 }
 
 static bool same_collective(const struct td__postmortem_rank *a,
                             const struct td__postmortem_rank *b)
 {
-    return waits_in_collective(a) && waits_in_collective(b) && a->current_key == b->current_key &&
-           a->current.sequence == b->current.sequence;
+    return waited_group(a) && waited_group(a) == waited_group(b) &&
+           a->current->sequence == b->current->sequence;
 }
 
 /* Whether the rank of this page is a member of the group and has not reached that call. */
@@ -293,7 +295,7 @@ static int find_most_waited(const struct td__postmortem *postmortem)
     int firsts[KINDS], counts[KINDS] = {0}, kinds = 0, best = -1;
     for (int i = 0; i < postmortem->count; i++) {
         int kind = 0;
-        if (!waits_in_collective(&postmortem->ranks[i]))
+        if (!waited_group(&postmortem->ranks[i]))
             continue;
         while (kind < kinds &&
                !same_collective(&postmortem->ranks[firsts[kind]], &postmortem->ranks[i]))
@@ -309,56 +311,18 @@ static int find_most_waited(const struct td__postmortem *postmortem)
     return best < 0 ? -1 : firsts[best];
 }
 
-static bool mark_collective(const struct td__postmortem *postmortem, struct td__postmortem_gap *gap)
+int td__postmortem_find_gap(const struct td__postmortem *postmortem, bool *waiting, bool *missing)
 {
-    struct td__flight_page *page = malloc(sizeof *page);
-    const struct td__postmortem_rank *there = &postmortem->ranks[gap->there];
-    bool found = false;
-    for (int i = 0; page && i < postmortem->count; i++) {
-        const struct td__postmortem_rank *rank = &postmortem->ranks[i];
-        const struct td__postmortem_book *book = &postmortem->books[rank->book];
-        td__flight_read_log(book->bytes, book->size, rank->slot, &postmortem->now, page);
-        gap->waiting[i] = same_collective(rank, there);
-        gap->missing[i] = is_behind(page, there->current_key, there->current.sequence);
-        found = found || gap->missing[i];
-    }
-    free(page);
-    return found;
-}
-
-static bool mark_joining(const struct td__postmortem *postmortem, struct td__postmortem_gap *gap)
-{
+    int waited = find_most_waited(postmortem), joining = -1;
+    const struct td__postmortem_rank *there = waited >= 0 ? &postmortem->ranks[waited] : NULL;
     bool found = false;
     for (int i = 0; i < postmortem->count; i++) {
-        gap->waiting[i] = postmortem->ranks[i].state == TD__STORY_JOINING;
-        gap->missing[i] = postmortem->ranks[i].phase == TD__FLIGHT_ABSENT;
-        found = found || gap->missing[i];
+        const struct td__postmortem_rank *rank = &postmortem->ranks[i];
+        joining = rank->state == TD__STORY_JOINING ? i : joining;
+        waiting[i] = there ? same_collective(rank, there) : rank->state == TD__STORY_JOINING;
+        missing[i] = there ? is_behind(rank->page, waited_group(there), there->current->sequence)
+                           : rank->page->phase == TD__FLIGHT_ABSENT;
+        found = found || missing[i];
     }
-    return found;
-}
-
-static int find_joining(const struct td__postmortem *postmortem)
-{
-    for (int i = 0; i < postmortem->count; i++)
-        if (postmortem->ranks[i].state == TD__STORY_JOINING)
-            return i;
-    return -1;
-}
-
-bool td__postmortem_find_gap(const struct td__postmortem *postmortem,
-                             struct td__postmortem_gap *gap)
-{
-    int joining = find_joining(postmortem), waited = find_most_waited(postmortem);
-    gap->there = waited >= 0 ? waited : joining;
-    if (gap->there < 0)
-        return false;
-    gap->waiting = calloc((size_t)postmortem->count + 1, sizeof *gap->waiting);
-    gap->missing = calloc((size_t)postmortem->count + 1, sizeof *gap->missing);
-    bool found = gap->waiting && gap->missing &&
-                 (waited >= 0 ? mark_collective(postmortem, gap) : mark_joining(postmortem, gap));
-    if (!found) {
-        free(gap->waiting);
-        free(gap->missing);
-    }
-    return found;
+    return !found ? -1 : there ? waited : joining;
 }

@@ -24,29 +24,15 @@ enum td__postmortem_state {
 
 struct td__postmortem_rank {
     enum td__postmortem_state state;
-    int book, slot; /* where its page is */
-    int rank, pid;
-    char host[TD__FLIGHT_HOST + 1];
-    bool here; /* a process of this machine, since it was started */
+    int slot; /* in its book */
+    struct td__flight_page
+        *page; /* its rank and pid are those that the launcher gave, where there is one */
     bool ended;
-    int64_t ended_ns; /* 0 where it is not known */
-    int wait_status;
-    char ending[TD__FLIGHT_ENDING + 1];
-    enum td__flight_phase phase;
-    int64_t phase_ns;
-    td_status failure; /* the last one that a call returned */
-    int64_t failure_ns;
-    bool outlived; /* … and it has gone on with a group that is newer than that */
-    char sentence[TD__FLIGHT_SENTENCE + 1];
-    bool has_current, has_last;
-    struct td__flight_call current; /* the one that it is in, where it is in one */
-    struct td__flight_call last;    /* the one that it ended last, where it has ended one */
-    uint64_t current_key;           /* of its group */
-    char current_group[TD__FLIGHT_NAME + 1];
-    char last_group[TD__FLIGHT_NAME + 1];
-    int under_way; /* that were started, and that no thread waits for */
-    uint64_t total;
-    double rate; /* operations a second, of the last ones */
+    bool outlived; /* it has gone on with a group that is newer than the last failure */
+    const struct td__flight_call *current; /* in the page: the one that it is in, or NULL */
+    const struct td__flight_call *last;    /* the one that it ended last, or NULL */
+    int under_way;                         /* that were started, and that no thread waits for */
+    double rate;                           /* operations a second, of the last ones */
 };
 
 /** One book: the workers of one launcher, or one file. */
@@ -62,7 +48,6 @@ struct td__postmortem_book *td__postmortem_book_copy(const struct td__flight_boo
 void td__postmortem_books_free(struct td__postmortem_book *books, int count);
 
 struct td__postmortem {
-    struct td__flight_now now;
     int64_t moment_ns; /* wall clock: "ago" counts from here */
     struct td__postmortem_book *books;
     int book_count;
@@ -105,8 +90,9 @@ void td__postmortem_line_text(const struct td__postmortem_line *line, char *text
 void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,
                           size_t room);
 
-/** "all_reduce #17 of 4 f32 on "world" (bucket 3)". */
-void td__postmortem_call(const struct td__flight_call *call, const char *group, char text[256]);
+/** "all_reduce #17 of 4 f32 on "world" (bucket 3)", of a call in `page`. */
+void td__postmortem_call(const struct td__flight_page *page, const struct td__flight_call *call,
+                         char text[256]);
 
 /** All of it as lines that fit 100 columns, each after `margin`. */
 void td__postmortem_print(const struct td__postmortem *postmortem, const char *margin,
@@ -116,15 +102,10 @@ void td__postmortem_print(const struct td__postmortem *postmortem, const char *m
 void td__postmortem_print_json(const struct td__postmortem *postmortem, bool whole,
                                struct td__buffer *text);
 
-/** The ranks in the collective that most ranks wait in, and those of its group that have not reached it; or
- *  the ranks in td_init_process_group(), and those that have not called it. False where no rank is missing,
- *  or none is known. Both lists are for free(). */
-struct td__postmortem_gap {
-    int there; /* index of a rank that waits */
-    bool *waiting, *missing;
-};
-bool td__postmortem_find_gap(const struct td__postmortem *postmortem,
-                             struct td__postmortem_gap *gap);
+/** Marks the ranks in the collective that most ranks wait in, and those of its group that have not reached it;
+ *  or the ranks in td_init_process_group(), and those that have not called it. Returns the index of one that
+ *  waits, -1 where no rank is missing, or none is known. Both lists have an entry for each rank. */
+int td__postmortem_find_gap(const struct td__postmortem *postmortem, bool *waiting, bool *missing);
 
 /** "1.2 s", "350 ms", "4 min 10 s". */
 void td__postmortem_duration(double seconds, char text[32]);

@@ -18,10 +18,18 @@ void td__postmortem_put(struct td__buffer *out, const char *format, ...)
         td__buffer_put(out, text, (size_t)size < sizeof text ? (size_t)size : sizeof text - 1);
 }
 
+/* Begins a member, with a comma where it is not the first one. */
+static void put_name(struct td__buffer *out, const char *name)
+{
+    bool first = out->size && out->data[out->size - 1] == '{';
+    td__postmortem_put(out, "%s\"%s\":", first ? "" : ",", name);
+}
+
 /* The text is printable UTF-8 already: only two characters have to be escaped. */
 static void put_text(struct td__buffer *out, const char *name, const char *text)
 {
-    td__postmortem_put(out, "\"%s\":\"", name);
+    put_name(out, name);
+    td__buffer_put_u8(out, '"');
     for (; *text; text++) {
         if (*text == '"' || *text == '\\')
             td__buffer_put_u8(out, '\\');
@@ -32,20 +40,22 @@ static void put_text(struct td__buffer *out, const char *name, const char *text)
 
 static void put_time(struct td__buffer *out, const char *name, int64_t ns)
 {
+    put_name(out, name);
     if (ns)
-        td__postmortem_put(out, "\"%s\":%.9f", name,
+        td__postmortem_put(out, "%.9f",
                            (double)(ns / 1000000000) + (double)(ns % 1000000000) / 1e9);
     else
-        td__postmortem_put(out, "\"%s\":null", name);
+        td__postmortem_put(out, "null");
 }
 
-static void put_call(struct td__buffer *out, const struct td__flight_call *call, const char *group)
+static void put_call(struct td__buffer *out, const struct td__flight_page *page,
+                     const struct td__flight_call *call)
 {
     bool message = call->kind == TD__FLIGHT_SEND || call->kind == TD__FLIGHT_RECV;
-    td__postmortem_put(out, "{\"number\":%" PRIu64 ",\"operation\":\"%s\",\"state\":\"%s\",",
+    td__postmortem_put(out, "{\"number\":%" PRIu64 ",\"operation\":\"%s\",\"state\":\"%s\"",
                        call->number, td__flight_kind_name(call->kind),
                        td__flight_state_name(call->state));
-    put_text(out, "group", group);
+    put_text(out, "group", page->groups[call->group]);
     if (call->sequence)
         td__postmortem_put(out, ",\"sequence\":%" PRIu64, call->sequence);
     td__postmortem_put(out, ",\"count\":%" PRIu64 ",\"dtype\":\"%s\"", call->count,
@@ -56,33 +66,13 @@ static void put_call(struct td__buffer *out, const struct td__flight_call *call,
         td__postmortem_put(out, ",\"root\":%d", call->rank);
     if (call->uneven)
         td__postmortem_put(out, ",\"uneven\":true");
-    td__postmortem_put(out, ",\"asynchronous\":%s,", call->posted ? "true" : "false");
-    if (call->label[0]) {
+    td__postmortem_put(out, ",\"asynchronous\":%s", call->posted ? "true" : "false");
+    if (call->label[0])
         put_text(out, "label", call->label);
-        td__postmortem_put(out, ",");
-    }
     put_time(out, "called", call->queued_ns);
-    td__postmortem_put(out, ",");
     put_time(out, "started", call->started_ns);
-    td__postmortem_put(out, ",");
     put_time(out, "ended", call->ended_ns);
     td__postmortem_put(out, "}");
-}
-
-static void put_calls(struct td__buffer *out, const struct td__postmortem *postmortem,
-                      const struct td__postmortem_rank *rank)
-{
-    const struct td__postmortem_book *book = &postmortem->books[rank->book];
-    struct td__flight_page *page = malloc(sizeof *page);
-    td__postmortem_put(out, ",\"operations\":[");
-    if (page)
-        td__flight_read_log(book->bytes, book->size, rank->slot, &postmortem->now, page);
-    for (int i = 0; page && i < page->count; i++) {
-        td__postmortem_put(out, i ? "," : "");
-        put_call(out, &page->calls[i], page->groups[page->calls[i].group]);
-    }
-    td__postmortem_put(out, "]");
-    free(page);
 }
 
 static void put_line(struct td__buffer *out, const struct td__postmortem *postmortem, int index)
@@ -98,49 +88,50 @@ static void put_rank(struct td__buffer *out, const struct td__postmortem *postmo
                      bool whole)
 {
     const struct td__postmortem_rank *rank = &postmortem->ranks[index];
-    td__postmortem_put(out, "{\"rank\":%d,\"pid\":%d,", rank->rank, rank->pid);
-    put_text(out, "host", rank->host);
-    td__postmortem_put(out, ",\"state\":\"%s\",\"first\":%s,",
+    const struct td__flight_page *page = rank->page;
+    td__postmortem_put(out, "{\"rank\":%d,\"pid\":%d", page->rank, page->pid);
+    put_text(out, "host", page->host);
+    td__postmortem_put(out, ",\"state\":\"%s\",\"first\":%s",
                        td__postmortem_state_name(rank->state),
                        index == postmortem->cause ? "true" : "false");
     put_line(out, postmortem, index);
-    td__postmortem_put(out, ",\"total\":%" PRIu64 ",\"per_second\":%.3f", rank->total, rank->rate);
+    td__postmortem_put(out, ",\"total\":%" PRIu64 ",\"per_second\":%.3f", page->total, rank->rate);
     if (rank->ended) {
         td__postmortem_put(out, ",\"ended\":{");
-        put_text(out, "how", rank->ending);
-        td__postmortem_put(out, ",");
-        put_time(out, "at", rank->ended_ns);
+        put_text(out, "how", page->ending);
+        put_time(out, "at", page->ended_ns);
         td__postmortem_put(out, "}");
     }
-    if (rank->failure) {
-        td__postmortem_put(out, ",\"failure\":{\"status\":\"%s\",", td_status_name(rank->failure));
-        put_text(out, "message", rank->sentence);
-        td__postmortem_put(out, ",");
-        put_time(out, "at", rank->failure_ns);
+    if (page->failure) {
+        td__postmortem_put(out, ",\"failure\":{\"status\":\"%s\"", td_status_name(page->failure));
+        put_text(out, "message", page->sentence);
+        put_time(out, "at", page->failure_ns);
         td__postmortem_put(out, "}");
     }
-    if (rank->has_current) {
+    if (rank->current) {
         td__postmortem_put(out, ",\"current\":");
-        put_call(out, &rank->current, rank->current_group);
+        put_call(out, page, rank->current);
     }
-    if (rank->has_last) {
+    if (rank->last) {
         td__postmortem_put(out, ",\"last\":");
-        put_call(out, &rank->last, rank->last_group);
+        put_call(out, page, rank->last);
     }
-    if (whole)
-        put_calls(out, postmortem, rank);
+    td__postmortem_put(out, whole ? ",\"operations\":[" : "");
+    for (int i = 0; whole && i < page->count; i++) {
+        td__postmortem_put(out, i ? "," : "");
+        put_call(out, page, &page->calls[i]);
+    }
+    td__postmortem_put(out, whole ? "]" : "");
     td__postmortem_put(out, "}");
 }
 
 static void put_job(struct td__buffer *out, const struct td__flight_book_info *info)
 {
-    td__postmortem_put(out, "{\"pid\":%d,", info->pid);
+    td__postmortem_put(out, "{\"pid\":%d", info->pid);
     put_text(out, "host", info->host);
-    td__postmortem_put(out, ",");
     put_text(out, "run_id", info->run_id);
-    td__postmortem_put(out, ",");
     put_text(out, "command", info->command);
-    td__postmortem_put(out, ",\"world_size\":%d,\"nodes\":%d,\"node_rank\":%d,\"restarts\":%d,",
+    td__postmortem_put(out, ",\"world_size\":%d,\"nodes\":%d,\"node_rank\":%d,\"restarts\":%d",
                        info->world_size, info->nnodes, info->node_rank, info->attempt);
     put_time(out, "started", info->started_ns);
     td__postmortem_put(out, "}");
@@ -156,7 +147,7 @@ void td__postmortem_print_json(const struct td__postmortem *postmortem, bool who
         put_job(out, &postmortem->books[0].info);
     }
     if (postmortem->cause >= 0)
-        td__postmortem_put(out, ",\"first\":%d", postmortem->ranks[postmortem->cause].rank);
+        td__postmortem_put(out, ",\"first\":%d", postmortem->ranks[postmortem->cause].page->rank);
     else
         td__postmortem_put(out, ",\"first\":null");
     td__postmortem_put(out, ",\"ranks\":[");

@@ -46,11 +46,12 @@ const char *td__postmortem_state_name(enum td__postmortem_state state)
 
 #define ADD(text, ...) td__text_add(text, sizeof text, __VA_ARGS__)
 
-void td__postmortem_call(const struct td__flight_call *call, const char *group, char text[256])
+void td__postmortem_call(const struct td__flight_page *page, const struct td__flight_call *call,
+                         char text[256])
 {
     char what[TD__FLIGHT_TEXT];
     td__flight_describe(call, what);
-    snprintf(text, 256, "%s on \"%s\"", what, group);
+    snprintf(text, 256, "%s on \"%s\"", what, page->groups[call->group]);
     if (call->label[0])
         td__text_add(text, 256, " (%s)", call->label);
 }
@@ -59,6 +60,13 @@ static void time_it(struct td__postmortem_line *line, int64_t from_ns, int64_t t
 {
     line->timed = true;
     line->seconds = from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
+}
+
+/* "1.2 s before" */
+static void time_since(struct td__postmortem_line *line, int64_t from_ns, int64_t to_ns)
+{
+    ADD(line->after, " before");
+    time_it(line, from_ns, to_ns);
 }
 
 /* ", 0.8 s into it", where the end is known. */
@@ -73,29 +81,30 @@ static void time_end(struct td__postmortem_line *line, int64_t from_ns, int64_t 
 }
 
 /* Where a rank was when it ended. */
-static void tell_place(const struct td__postmortem_rank *rank, int64_t end_ns,
-                       struct td__postmortem_line *line)
+static void tell_place(const struct td__postmortem_rank *rank, struct td__postmortem_line *line)
 {
     char text[512];
-    if (rank->has_current && rank->current.started_ns >= rank->failure_ns) {
-        td__postmortem_call(&rank->current, rank->current_group, text);
+    const struct td__flight_page *page = rank->page;
+    int64_t end_ns = page->ended_ns;
+    if (rank->current && rank->current->started_ns >= page->failure_ns) {
+        td__postmortem_call(page, rank->current, text);
         ADD(line->before, " during %s", text);
-        time_end(line, rank->current.started_ns, end_ns, end_ns ? " into it" : "");
-    } else if (rank->failure && !rank->outlived) {
-        snprintf(text, sizeof text, " after it got: %.400s", rank->sentence);
-        time_end(line, rank->failure_ns, end_ns, text);
-    } else if (rank->phase == TD__FLIGHT_ABSENT) {
+        time_end(line, rank->current->started_ns, end_ns, end_ns ? " into it" : "");
+    } else if (page->failure && !rank->outlived) {
+        snprintf(text, sizeof text, " after it got: %.400s", page->sentence);
+        time_end(line, page->failure_ns, end_ns, text);
+    } else if (page->phase == TD__FLIGHT_ABSENT) {
         ADD(line->before, " before it joined the others");
-    } else if (rank->phase == TD__FLIGHT_JOINING) {
+    } else if (page->phase == TD__FLIGHT_JOINING) {
         ADD(line->before, " while it joined the others");
-    } else if (rank->phase >= TD__FLIGHT_LEAVING) {
+    } else if (page->phase >= TD__FLIGHT_LEAVING) {
         ADD(line->before, " %s",
-            rank->phase == TD__FLIGHT_LEFT ? "after it had left in order" : "while it left");
-    } else if (rank->has_last) {
+            page->phase == TD__FLIGHT_LEFT ? "after it had left in order" : "while it left");
+    } else if (rank->last) {
         strcpy(text, " after ");
-        td__postmortem_call(&rank->last, rank->last_group, text + strlen(text));
+        td__postmortem_call(page, rank->last, text + strlen(text));
         ADD(line->before, " in no call");
-        time_end(line, rank->last.ended_ns, end_ns, text);
+        time_end(line, rank->last->ended_ns, end_ns, text);
     } else {
         ADD(line->before, " before its first call");
     }
@@ -109,13 +118,13 @@ static void tell_failure(const struct td__postmortem *postmortem,
         : rank->state == TD__STORY_FAILED ? "failed"
                                           : "failed because of another rank");
     if (rank->ended) {
-        ADD(line->before, ": %s", rank->ending);
-        tell_place(rank, rank->ended_ns, line);
+        ADD(line->before, ": %s", rank->page->ending);
+        tell_place(rank, line);
         return;
     }
     ADD(line->before, ", ");
-    ADD(line->after, " before the end: %.400s", rank->sentence);
-    time_it(line, rank->failure_ns, postmortem->moment_ns);
+    time_since(line, rank->page->failure_ns, postmortem->moment_ns);
+    ADD(line->after, " the end: %.400s", rank->page->sentence);
 }
 
 static void tell_calls(const struct td__postmortem *postmortem,
@@ -123,29 +132,27 @@ static void tell_calls(const struct td__postmortem *postmortem,
 {
     char call[256];
     if (rank->state == TD__STORY_CALLING) {
-        bool queued = rank->current.state == TD__FLIGHT_QUEUED;
-        td__postmortem_call(&rank->current, rank->current_group, call);
+        bool queued = rank->current->state == TD__FLIGHT_QUEUED;
+        td__postmortem_call(rank->page, rank->current, call);
         ADD(line->before, "%s %s for ", queued ? "waited for its turn with" : "was in", call);
-        time_it(line, queued ? rank->current.queued_ns : rank->current.started_ns,
+        time_it(line, queued ? rank->current->queued_ns : rank->current->started_ns,
                 postmortem->moment_ns);
         return;
     }
-    if (!rank->has_last) {
+    if (!rank->last) {
         ADD(line->before, "was in no call, and had made none since it joined ");
-        ADD(line->after, " before");
-        time_it(line, rank->phase_ns, postmortem->moment_ns);
+        time_since(line, rank->page->phase_ns, postmortem->moment_ns);
         return;
     }
-    td__postmortem_call(&rank->last, rank->last_group, call);
+    td__postmortem_call(rank->page, rank->last, call);
     ADD(line->before, "was in no call; %s had %s ", call,
-        rank->last.state == TD__FLIGHT_FAILED ? "failed" : "ended");
-    ADD(line->after, " before");
+        rank->last->state == TD__FLIGHT_FAILED ? "failed" : "ended");
+    time_since(line, rank->last->ended_ns, postmortem->moment_ns);
     if (rank->under_way)
         ADD(line->after, ", and %d more %s under way", rank->under_way,
             rank->under_way == 1 ? "was" : "were");
-    if (rank->last.state == TD__FLIGHT_FAILED && rank->failure)
-        ADD(line->after, ": %.400s", rank->sentence);
-    time_it(line, rank->last.ended_ns, postmortem->moment_ns);
+    if (rank->last->state == TD__FLIGHT_FAILED && rank->page->failure)
+        ADD(line->after, ": %.400s", rank->page->sentence);
 }
 
 void td__postmortem_line(const struct td__postmortem *postmortem, int index,
@@ -166,7 +173,7 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
     case TD__STORY_LEAVING:
         ADD(line->before, "%s the others for ",
             rank->state == TD__STORY_JOINING ? "waited to join" : "was leaving");
-        time_it(line, rank->phase_ns, postmortem->moment_ns);
+        time_it(line, rank->page->phase_ns, postmortem->moment_ns);
         break;
     case TD__STORY_IDLE:
     case TD__STORY_CALLING:
@@ -174,13 +181,11 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
         break;
     case TD__STORY_LEFT:
         ADD(line->before, "had left in order ");
-        ADD(line->after, " before");
-        time_it(line, rank->phase_ns, postmortem->moment_ns);
+        time_since(line, rank->page->phase_ns, postmortem->moment_ns);
         break;
     case TD__STORY_ENDED:
         ADD(line->before, "had ended with exit code 0 ");
-        ADD(line->after, " before");
-        time_it(line, rank->ended_ns, postmortem->moment_ns);
+        time_since(line, rank->page->ended_ns, postmortem->moment_ns);
         break;
     }
 }
@@ -197,7 +202,7 @@ void td__postmortem_where(const struct td__postmortem *postmortem, int index, ch
                           size_t room)
 {
     struct td__postmortem_line line = {.timed = false};
-    tell_place(&postmortem->ranks[index], postmortem->ranks[index].ended_ns, &line);
+    tell_place(&postmortem->ranks[index], &line);
     td__postmortem_line_text(&line, text, room);
 }
 
@@ -253,15 +258,16 @@ static void list_ranks(const struct td__postmortem *postmortem, const bool *mark
             continue;
         int end = i;
         while (end + 1 < postmortem->count && marked[end + 1] &&
-               postmortem->ranks[end + 1].rank == postmortem->ranks[end].rank + 1)
+               postmortem->ranks[end + 1].page->rank == postmortem->ranks[end].page->rank + 1)
             end++;
         if (strlen(text) + 48 > room) {
             td__text_add(text, room, ", …");
             return;
         }
-        td__text_add(text, room, "%s%d", text[0] ? ", " : "", postmortem->ranks[i].rank);
+        td__text_add(text, room, "%s%d", text[0] ? ", " : "", postmortem->ranks[i].page->rank);
         if (end > i)
-            td__text_add(text, room, "%s%d", end > i + 1 ? "-" : ", ", postmortem->ranks[end].rank);
+            td__text_add(text, room, "%s%d", end > i + 1 ? "-" : ", ",
+                         postmortem->ranks[end].page->rank);
         i = end;
     }
 }
@@ -280,100 +286,92 @@ static bool same_but_for_the_time(const struct td__postmortem_line *a,
     return a->timed == b->timed && !strcmp(a->before, b->before) && !strcmp(a->after, b->after);
 }
 
-/* The ranks of one line: those from `first` on that did the same, when there are many. */
-struct crowd {
-    bool *marked;
-    double shortest, longest;
+/* What is printed at present. */
+struct report {
+    const struct td__postmortem *postmortem;
+    const char *margin;
+    struct td__buffer *out;
+    struct td__postmortem_line *lines; /* of each rank */
+    bool *printed;                     /* in this line or an earlier one … */
+    bool *marked;                      /* … and in this one */
 };
 
-static void gather(const struct td__postmortem *postmortem, int first,
-                   const struct td__postmortem_line *lines, bool *printed, struct crowd *crowd)
+/* One line for `first`, and when there are many ranks for all those that did the same. */
+static void print_alike(struct report *report, int first)
 {
-    const struct td__postmortem_line *line = &lines[first];
-    memset(crowd->marked, 0, (size_t)postmortem->count * sizeof *crowd->marked);
-    crowd->shortest = crowd->longest = line->seconds;
-    crowd->marked[first] = printed[first] = true;
-    for (int i = first + 1; postmortem->count > MANY && i < postmortem->count; i++) {
-        double seconds = lines[i].seconds;
-        if (printed[i] || postmortem->ranks[i].state != postmortem->ranks[first].state ||
-            !same_but_for_the_time(line, &lines[i]))
-            continue;
-        crowd->marked[i] = printed[i] = true;
-        crowd->shortest = seconds < crowd->shortest ? seconds : crowd->shortest;
-        crowd->longest = seconds > crowd->longest ? seconds : crowd->longest;
-    }
-}
-
-static void print_crowd(const struct td__postmortem *postmortem, int first,
-                        const struct td__postmortem_line *line, const struct crowd *crowd,
-                        const char *margin, struct td__buffer *out)
-{
+    const struct td__postmortem *postmortem = report->postmortem;
+    const struct td__flight_page *page = postmortem->ranks[first].page;
+    const struct td__postmortem_line *line = &report->lines[first];
     char text[2048] = "", list[512], from[32], to[32];
-    const struct td__postmortem_rank *rank = &postmortem->ranks[first];
-    bool several = count_marked(postmortem, crowd->marked) > 1;
-    list_ranks(postmortem, crowd->marked, list, sizeof list);
+    double shortest = line->seconds, longest = line->seconds;
+    memset(report->marked, 0, (size_t)postmortem->count * sizeof *report->marked);
+    report->marked[first] = report->printed[first] = true;
+    for (int i = first + 1; postmortem->count > MANY && i < postmortem->count; i++) {
+        double seconds = report->lines[i].seconds;
+        if (report->printed[i] || postmortem->ranks[i].state != postmortem->ranks[first].state ||
+            !same_but_for_the_time(line, &report->lines[i]))
+            continue;
+        report->marked[i] = report->printed[i] = true;
+        shortest = seconds < shortest ? seconds : shortest;
+        longest = seconds > longest ? seconds : longest;
+    }
+    bool several = count_marked(postmortem, report->marked) > 1, hosts = postmortem->book_count > 1;
+    list_ranks(postmortem, report->marked, list, sizeof list);
     ADD(text, "%s %s", several ? "ranks" : "rank", list);
-    if (!several && rank->pid)
-        ADD(text, " (pid %d%s%s)", rank->pid, postmortem->book_count > 1 ? " on " : "",
-            postmortem->book_count > 1 ? rank->host : "");
+    if (!several && page->pid)
+        ADD(text, " (pid %d%s%s)", page->pid, hosts ? " on " : "", hosts ? page->host : "");
     ADD(text, "%s %s", several ? ": each" : "", line->before);
-    td__postmortem_duration(crowd->shortest, from);
-    td__postmortem_duration(crowd->longest, to);
+    td__postmortem_duration(shortest, from);
+    td__postmortem_duration(longest, to);
     if (line->timed && strcmp(from, to) != 0)
         ADD(text, "%s to %s", from, to);
     else if (line->timed)
         ADD(text, "%s", from);
     ADD(text, "%s", line->after);
-    wrap(out, margin, text);
+    wrap(report->out, report->margin, text);
 }
 
-static void print_gap(const struct td__postmortem *postmortem, const char *margin,
-                      struct td__buffer *out)
+static void print_gap(struct report *report)
 {
-    struct td__postmortem_gap gap;
-    char text[2048] = "", waiting[512], missing[512], call[256] = "td_init_process_group()";
-    if (!td__postmortem_find_gap(postmortem, &gap))
+    const struct td__postmortem *postmortem = report->postmortem;
+    char text[2048] = "", behind[512], ahead[512], call[256] = "td_init_process_group()";
+    bool *waiting = report->printed, *missing = report->marked;
+    int found = td__postmortem_find_gap(postmortem, waiting, missing);
+    if (found < 0)
         return;
-    const struct td__postmortem_rank *there = &postmortem->ranks[gap.there];
-    bool many = count_marked(postmortem, gap.missing) > 1;
-    list_ranks(postmortem, gap.waiting, waiting, sizeof waiting);
-    list_ranks(postmortem, gap.missing, missing, sizeof missing);
+    const struct td__postmortem_rank *there = &postmortem->ranks[found];
+    list_ranks(postmortem, waiting, ahead, sizeof ahead);
+    list_ranks(postmortem, missing, behind, sizeof behind);
     if (there->state == TD__STORY_CALLING)
-        td__postmortem_call(&there->current, there->current_group, call);
-    ADD(text, "rank%s %s had not come to %s, where rank%s %s waited", many ? "s" : "", missing,
-        call, count_marked(postmortem, gap.waiting) > 1 ? "s" : "", waiting);
-    wrap(out, margin, text);
-    free(gap.waiting);
-    free(gap.missing);
-}
-
-static void print_ranks(const struct td__postmortem *postmortem,
-                        const struct td__postmortem_line *lines, bool *printed, struct crowd *crowd,
-                        const char *margin, struct td__buffer *out)
-{
-    for (int state = TD__STORY_CAUSE; state <= TD__STORY_ENDED; state++)
-        for (int i = 0; i < postmortem->count; i++) {
-            if (printed[i] || (int)postmortem->ranks[i].state != state)
-                continue;
-            gather(postmortem, i, lines, printed, crowd);
-            print_crowd(postmortem, i, &lines[i], crowd, margin, out);
-        }
+        td__postmortem_call(there->page, there->current, call);
+    ADD(text, "rank%s %s had not come to %s, where rank%s %s waited",
+        count_marked(postmortem, missing) > 1 ? "s" : "", behind, call,
+        count_marked(postmortem, waiting) > 1 ? "s" : "", ahead);
+    wrap(report->out, report->margin, text);
 }
 
 void td__postmortem_print(const struct td__postmortem *postmortem, const char *margin,
                           struct td__buffer *out)
 {
     size_t count = (size_t)postmortem->count + 1;
-    bool *printed = calloc(count, sizeof *printed);
-    struct crowd crowd = {.marked = calloc(count, sizeof *crowd.marked)};
-    struct td__postmortem_line *lines = malloc(count * sizeof *lines);
-    if (printed && crowd.marked && lines) {
+    struct report report = {
+        .postmortem = postmortem,
+        .margin = margin,
+        .out = out,
+        .lines = malloc(count * sizeof *report.lines),
+        .printed = calloc(count, sizeof *report.printed),
+        .marked = calloc(count, sizeof *report.marked),
+    };
+    if (report.lines && report.printed && report.marked) {
         for (int i = 0; i < postmortem->count; i++)
-            td__postmortem_line(postmortem, i, &lines[i]);
-        print_ranks(postmortem, lines, printed, &crowd, margin, out);
-        print_gap(postmortem, margin, out);
+            td__postmortem_line(postmortem, i, &report.lines[i]);
+        for (int state = TD__STORY_CAUSE; state <= TD__STORY_ENDED; state++)
+            for (int i = 0; i < postmortem->count; i++)
+                if (!report.printed[i] && (int)postmortem->ranks[i].state == state)
+                    print_alike(&report, i);
+        print_gap(&report);
     }
-    free(printed);
-    free(crowd.marked);
-    free(lines);
+    free(report.lines);
+    free(report.printed);
+    free(report.marked);
 }

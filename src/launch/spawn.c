@@ -124,7 +124,8 @@ static void add_operation(td_spawn_context *context, int rank, int wait_status)
     if (td__postmortem_of_book(&context->book, rank, &postmortem))
         return;
     for (int i = 0; i < postmortem.count; i++)
-        if (postmortem.ranks[i].slot == rank && postmortem.ranks[i].phase != TD__FLIGHT_ABSENT)
+        if (postmortem.ranks[i].slot == rank &&
+            postmortem.ranks[i].page->phase != TD__FLIGHT_ABSENT)
             td__postmortem_where(&postmortem, i, text + used, sizeof context->failure.text - used);
     td__postmortem_free(&postmortem);
 }
