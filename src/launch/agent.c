@@ -28,7 +28,7 @@ static void run_until(struct td__agent *agent, bool (*done)(struct td__agent *ag
 /* This node cannot take part: ends the job everywhere. The last error says why. */
 static void give_up(struct td__agent *agent, int code)
 {
-    td__console_say(&agent->console, "tdrun: %s\n", td_last_error());
+    td__console_say(&agent->console, "%s", td_last_error());
     if (agent->node)
         td__node_end_job(agent->node, code, td_last_error());
     td__agent_begin_stop(agent, TD__REASON_OVER, code, SIGTERM);
@@ -53,15 +53,10 @@ static bool others_ended(struct td__agent *agent)
     return agent->all_gone || agent->reason > TD__REASON_FAILED;
 }
 
-static size_t unread(struct td__agent *agent, int which)
-{
-    return td__sink_backlog(&agent->console.to[which]->sink);
-}
-
 static bool all_written(struct td__agent *agent)
 {
-    return agent->hurry || td__console_is_idle(&agent->console) ||
-           (agent->unread && !unread(agent, TD__ERR));
+    return agent->hurry || (!td__console_backlog(&agent->console, TD__ERR) &&
+                            (agent->unread || !td__console_backlog(&agent->console, TD__OUT)));
 }
 
 static void begin_round(struct td__agent *agent)
@@ -99,7 +94,7 @@ static void run_attempts(struct td__agent *agent)
         if (agent->reason != TD__REASON_FAILED || number == max_restarts ||
             agent->options->keep_going)
             return;
-        td__console_say(&agent->console, "tdrun: starting all workers again (restart %d of %d)\n",
+        td__console_say(&agent->console, "starting all workers again (restart %d of %d)",
                         number + 1, max_restarts);
     }
 }
@@ -107,14 +102,13 @@ static void run_attempts(struct td__agent *agent)
 static void on_flush_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    if (agent->unread || unread(agent, TD__ERR)) {
+    if (agent->unread || td__console_backlog(&agent->console, TD__ERR)) {
         agent->hurry = true; /* this is not read either */
         return;
     }
     agent->unread = true;
-    td__console_say(&agent->console,
-                    "tdrun: standard output is not read; up to %zu bytes of it are lost\n",
-                    unread(agent, TD__OUT));
+    td__console_say(&agent->console, "standard output is not read; up to %zu bytes of it are lost",
+                    td__console_backlog(&agent->console, TD__OUT));
     uv_timer_start(timer, on_flush_timeout, FLUSH_MS, 0);
 }
 

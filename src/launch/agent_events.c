@@ -37,8 +37,8 @@ static void on_shutdown_timeout(uv_timer_t *timer)
         return;
     }
     if (running)
-        td__console_say(&agent->console, "tdrun: %d worker%s did not end within %g s; killed\n",
-                        running, running == 1 ? "" : "s", agent->options->shutdown_timeout_s);
+        td__console_say(&agent->console, "%d worker%s did not end within %g s; killed", running,
+                        running == 1 ? "" : "s", agent->options->shutdown_timeout_s);
     kill_workers(agent);
 }
 
@@ -182,7 +182,7 @@ void td__agent_on_log_error(struct td__stream *stream)
 {
     struct td__agent *agent = stream->data;
     agent->output_lost = true;
-    td__console_say(&agent->console, "tdrun: cannot write %s: %s; the rest is not kept there\n",
+    td__console_say(&agent->console, "cannot write %s: %s; the rest is not kept there",
                     stream->log.path, td__errno_text(stream->log.error));
 }
 
@@ -199,7 +199,7 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         break;
     case TD__NODE_FAILED:
         if (agent->reason <= TD__REASON_FAILED) {
-            td__console_say(&agent->console, "tdrun: %s\n", event->text);
+            td__console_say(&agent->console, "%s", event->text);
             if (!agent->reason)
                 td__agent_report_postmortem(agent, NULL, true);
             td__agent_begin_stop(agent, TD__REASON_FAILED, event->code, SIGTERM);
@@ -207,11 +207,11 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         }
         break;
     case TD__NODE_LOST:
-        td__console_say(&agent->console, "tdrun: %s; its workers are lost with it\n", event->text);
+        td__console_say(&agent->console, "%s; its workers are lost with it", event->text);
         break;
     case TD__NODE_OVER:
         if (agent->reason < TD__REASON_OVER)
-            td__console_say(&agent->console, "tdrun: %s\n", event->text);
+            td__console_say(&agent->console, "%s", event->text);
         if (!agent->reason)
             td__agent_report_postmortem(agent, NULL, true);
         td__agent_begin_stop(agent, TD__REASON_OVER, event->code, SIGTERM);
@@ -224,7 +224,7 @@ void td__agent_check_console(struct td__agent *agent)
 {
     static const char *const names[] = {"output", "error"};
     for (int i = 0; i < 2; i++) {
-        int error = td__sink_error(&agent->console.outlets[i].sink);
+        int error = td__console_error(&agent->console, i);
         if (!error || agent->console_failed[i])
             continue;
         agent->console_failed[i] = agent->output_lost = true;
@@ -232,9 +232,8 @@ void td__agent_check_console(struct td__agent *agent)
             tell_others(agent, 128 + SIGPIPE, "has lost the reader of its output");
             td__agent_begin_stop(agent, TD__REASON_CLOSED, 128 + SIGPIPE, SIGTERM);
         } else {
-            td__console_say(&agent->console,
-                            "tdrun: cannot write to standard %s: %s; the rest is lost\n", names[i],
-                            td__errno_text(error));
+            td__console_say(&agent->console, "cannot write to standard %s: %s; the rest is lost",
+                            names[i], td__errno_text(error));
         }
     }
 }

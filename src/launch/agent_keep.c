@@ -45,7 +45,7 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
         snprintf(next, sizeof next, "no worker is left");
     td__describe_status(worker->status, how, sizeof how);
     td__agent_describe_place(agent, worker, place, sizeof place);
-    td__console_say(&agent->console, "tdrun: rank %d (pid %d%s) %s %s%s; %s\n", worker->rank,
+    td__console_say(&agent->console, "rank %d (pid %d%s) %s %s%s; %s", worker->rank,
                     (int)worker->pid, agent->where,
                     WIFSIGNALED(worker->status) ? "was killed by" : "failed with", how, place,
                     next);
@@ -67,8 +67,7 @@ void td__agent_restart_workers(struct td__agent *agent)
         td__attempt_retire(agent, worker);
         /* That ran the loop, which may have found a reason to end, or more workers to start. */
         if (!agent->reason && td__attempt_restart(agent, worker))
-            td__console_say(&agent->console, "tdrun: %s; the others go on without it\n",
-                            td_last_error());
+            td__console_say(&agent->console, "%s; the others go on without it", td_last_error());
     }
 }
 
@@ -114,7 +113,7 @@ static void report(struct td__agent *agent, const struct td__worker *first)
     int failures = 0, well = 0;
     for (int i = 0; i < attempt->count; i++)
         well += ended_well(&attempt->workers[i]);
-    td__console_say(&agent->console, "tdrun: %d of %d workers ended with exit code 0\n", well,
+    td__console_say(&agent->console, "%d of %d workers ended with exit code 0", well,
                     attempt->count);
     for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker)) {
         if (failures++ >= NAMED)
@@ -123,7 +122,7 @@ static void report(struct td__agent *agent, const struct td__worker *first)
         td__report_failure(&agent->console, worker, sentence);
     }
     if (failures > NAMED)
-        td__console_say(&agent->console, "tdrun: and %d more failed\n", failures - NAMED);
+        td__console_say(&agent->console, "and %d more failed", failures - NAMED);
 }
 
 void td__agent_close_kept_attempt(struct td__agent *agent)

@@ -25,8 +25,7 @@ static void keep(struct td__agent *agent, const struct td__postmortem *postmorte
     if (fd >= 0 && close(fd) && !error)
         error = errno;
     if (error)
-        td__console_say(&agent->console, "tdrun: --postmortem-file %s: %s\n", path,
-                        td__errno_text(error));
+        td__console_say(&agent->console, "--postmortem-file %s: %s", path, td__errno_text(error));
     td__buffer_free(&text);
 }
 
@@ -37,7 +36,7 @@ static bool take(struct td__agent *agent, const struct td__worker *first,
     td__attempt_note_ends(agent);
     if (!td__postmortem_of_book(&agent->attempt.book, first ? first->local_rank : -1, postmortem))
         return true;
-    td__console_say(&agent->console, "tdrun: %s\n", td_last_error());
+    td__console_say(&agent->console, "%s", td_last_error());
     return false;
 }
 
@@ -52,7 +51,7 @@ void td__agent_report_postmortem(struct td__agent *agent, const struct td__worke
         return;
     if (td__postmortem_has_any(&postmortem)) {
         td__postmortem_print(&postmortem, "  ", &text);
-        td__console_say(&agent->console, "tdrun: where the workers were, the worst first:\n");
+        td__console_say(&agent->console, "where the workers were, the worst first:");
         td__console_write(&agent->console, TD__ERR, NULL, text.data, text.size);
         td__buffer_free(&text);
     }

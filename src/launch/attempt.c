@@ -51,7 +51,7 @@ static td_status plan_logs(struct td__agent *agent)
     int node = options->nnodes > 1 ? agent->world->node_rank : -1;
     TD_TRY(td__logs_open(&agent->logs, options->log_dir, options->run_id, node));
     if (agent->logs.fresh[0])
-        td__console_say(&agent->console, "tdrun: the workers' output is kept in %s\n",
+        td__console_say(&agent->console, "the workers' output is kept in %s",
                         agent->logs.directory);
     return TD_OK;
 }
@@ -184,7 +184,7 @@ static void open_book(struct td__agent *agent)
         .command = options->program,
     };
     if (td__flight_book_open(&job, &agent->attempt.book))
-        td__console_say(&agent->console, "tdrun: %s; it does without\n", td_last_error());
+        td__console_say(&agent->console, "%s; it does without", td_last_error());
 }
 
 void td__attempt_note_ends(struct td__agent *agent)
@@ -334,8 +334,7 @@ void td__attempt_finish(struct td__agent *agent)
     int left = td__reap_tree(td__deadline_in_ms(SWEEP_MS));
     if (left)
         td__console_say(&agent->console,
-                        "tdrun: %d processes that the workers started cannot be ended; see ps\n",
-                        left);
+                        "%d processes that the workers started cannot be ended; see ps", left);
     for (int i = 0; i < attempt->count; i++)
         td__worker_close(&attempt->workers[i]);
     attempt->count = 0;

@@ -14,92 +14,69 @@
 
 enum { FULL = 1 << 20 };
 
-/* ---- Sinks ----------------------------------------------------------------------------------- */
+/* ---- Outlets --------------------------------------------------------------------------------- */
 
 /* The thread takes the whole queue at once and leaves an empty one, so that many lines are one write() when
  * there are many. */
 static void *write_on(void *arg)
 {
-    struct td__sink *sink = arg;
-    pthread_mutex_lock(&sink->lock);
+    struct td__outlet *outlet = arg;
+    pthread_mutex_lock(&outlet->lock);
     for (;;) {
-        while (!sink->queue.size && !sink->closing)
-            td__cond_wait(&sink->changed, &sink->lock, TD__NEVER);
-        if (!sink->queue.size)
+        while (!outlet->queue.size && !outlet->closing)
+            td__cond_wait(&outlet->changed, &outlet->lock, TD__NEVER);
+        if (!outlet->queue.size)
             break;
-        struct td__buffer taken = sink->queue;
-        sink->queue = (struct td__buffer){0};
-        sink->in_hand = taken.size;
-        pthread_mutex_unlock(&sink->lock);
-        int error = td__file_write_all(sink->fd, taken.data, taken.size);
+        struct td__buffer taken = outlet->queue;
+        outlet->queue = (struct td__buffer){0};
+        outlet->in_hand = taken.size;
+        pthread_mutex_unlock(&outlet->lock);
+        int error = td__file_write_all(outlet->fd, taken.data, taken.size);
         td__buffer_free(&taken);
-        pthread_mutex_lock(&sink->lock);
-        sink->in_hand = 0;
+        pthread_mutex_lock(&outlet->lock);
+        outlet->in_hand = 0;
         if (error) {
-            sink->error = error;
-            td__buffer_free(&sink->queue);
+            outlet->error = error;
+            td__buffer_free(&outlet->queue);
         }
-        pthread_mutex_unlock(&sink->lock);
-        sink->notify(sink->arg);
-        pthread_mutex_lock(&sink->lock);
+        pthread_mutex_unlock(&outlet->lock);
+        outlet->console->notify(outlet->console->arg);
+        pthread_mutex_lock(&outlet->lock);
     }
-    pthread_mutex_unlock(&sink->lock);
+    pthread_mutex_unlock(&outlet->lock);
     return NULL;
 }
 
-void td__sink_init(struct td__sink *sink, int fd, void (*notify)(void *), void *arg)
+static void put(struct td__outlet *outlet, const void *data, size_t size)
 {
-    *sink = (struct td__sink){.fd = fd, .notify = notify, .arg = arg};
-    pthread_mutex_init(&sink->lock, NULL);
-    td__cond_init(&sink->changed);
-}
-
-void td__sink_write(struct td__sink *sink, const void *data, size_t size)
-{
-    pthread_mutex_lock(&sink->lock);
-    if (!sink->started && !sink->error) {
-        int error = td__thread_start(&sink->thread, "td-console", write_on, sink);
-        sink->started = !error;
-        sink->error = error;
+    pthread_mutex_lock(&outlet->lock);
+    if (!outlet->started && !outlet->error) {
+        int error = td__thread_start(&outlet->thread, "td-console", write_on, outlet);
+        outlet->started = !error;
+        outlet->error = error;
     }
-    if (!sink->error) {
-        td__buffer_put(&sink->queue, data, size);
-        if (sink->queue.failed) {
-            sink->error = ENOMEM;
-            td__buffer_free(&sink->queue);
+    if (!outlet->error) {
+        td__buffer_put(&outlet->queue, data, size);
+        if (outlet->queue.failed) {
+            outlet->error = ENOMEM;
+            td__buffer_free(&outlet->queue);
         }
-        pthread_cond_signal(&sink->changed);
+        pthread_cond_signal(&outlet->changed);
     }
-    pthread_mutex_unlock(&sink->lock);
+    pthread_mutex_unlock(&outlet->lock);
 }
 
-size_t td__sink_backlog(struct td__sink *sink)
+static void close_outlet(struct td__outlet *outlet)
 {
-    pthread_mutex_lock(&sink->lock);
-    size_t backlog = sink->queue.size + sink->in_hand;
-    pthread_mutex_unlock(&sink->lock);
-    return backlog;
-}
-
-int td__sink_error(struct td__sink *sink)
-{
-    pthread_mutex_lock(&sink->lock);
-    int error = sink->error;
-    pthread_mutex_unlock(&sink->lock);
-    return error;
-}
-
-void td__sink_close(struct td__sink *sink)
-{
-    pthread_mutex_lock(&sink->lock);
-    sink->closing = true;
-    pthread_cond_signal(&sink->changed);
-    pthread_mutex_unlock(&sink->lock);
-    if (sink->started)
-        pthread_join(sink->thread, NULL);
-    td__buffer_free(&sink->queue);
-    pthread_cond_destroy(&sink->changed);
-    pthread_mutex_destroy(&sink->lock);
+    pthread_mutex_lock(&outlet->lock);
+    outlet->closing = true;
+    pthread_cond_signal(&outlet->changed);
+    pthread_mutex_unlock(&outlet->lock);
+    if (outlet->started)
+        pthread_join(outlet->thread, NULL);
+    td__buffer_free(&outlet->queue);
+    pthread_cond_destroy(&outlet->changed);
+    pthread_mutex_destroy(&outlet->lock);
 }
 
 /* ---- The console ----------------------------------------------------------------------------- */
@@ -120,12 +97,14 @@ static bool wants_colour(void)
 
 void td__console_open(struct td__console *console, void (*notify)(void *), void *arg)
 {
-    *console = (struct td__console){.colour = wants_colour()};
+    *console = (struct td__console){.colour = wants_colour(), .notify = notify, .arg = arg};
     for (int i = 0; i < 2; i++) {
         struct td__outlet *outlet = &console->outlets[i];
-        int fd = STDOUT_FILENO + i;
-        td__sink_init(&outlet->sink, fd, notify, arg);
-        outlet->terminal = isatty(fd);
+        outlet->console = console;
+        outlet->fd = STDOUT_FILENO + i;
+        outlet->terminal = isatty(outlet->fd);
+        pthread_mutex_init(&outlet->lock, NULL);
+        td__cond_init(&outlet->changed);
         console->to[i] = outlet;
     }
     if (same_file(STDOUT_FILENO, STDERR_FILENO))
@@ -139,8 +118,8 @@ void td__console_write(struct td__console *console, int which, const void *owner
     if (!size)
         return;
     if (outlet->terminal && outlet->mid_line && outlet->owner != owner)
-        td__sink_write(&outlet->sink, "\n", 1);
-    td__sink_write(&outlet->sink, data, size);
+        put(outlet, "\n", 1);
+    put(outlet, data, size);
     outlet->mid_line = ((const char *)data)[size - 1] != '\n';
     outlet->owner = owner;
 }
@@ -153,35 +132,48 @@ bool td__console_owns_line(const struct td__console *console, int which, const v
 
 void td__console_say(struct td__console *console, const char *format, ...)
 {
-    char text[4096];
+    char text[4096] = "tdrun: ";
+    size_t size = strlen(text);
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(text, sizeof text, format, args);
+    int length = vsnprintf(text + size, sizeof text - size, format, args);
     va_end(args);
     if (length < 0)
         return;
-    if (length >= (int)sizeof text)
-        length = snprintf(text + sizeof text - 5, 5, "...\n") + (int)sizeof text - 5;
+    bool fits = size + (size_t)length + 1 < sizeof text;
+    strcpy(text + (fits ? size + (size_t)length : sizeof text - 5), fits ? "\n" : "...\n");
     struct td__outlet *outlet = console->to[TD__ERR];
     if (outlet->mid_line)
-        td__sink_write(&outlet->sink, "\n", 1);
+        put(outlet, "\n", 1);
     outlet->mid_line = false;
-    td__console_write(console, TD__ERR, NULL, text, (size_t)length);
+    td__console_write(console, TD__ERR, NULL, text, strlen(text));
+}
+
+size_t td__console_backlog(struct td__console *console, int which)
+{
+    struct td__outlet *outlet = console->to[which];
+    pthread_mutex_lock(&outlet->lock);
+    size_t backlog = outlet->queue.size + outlet->in_hand;
+    pthread_mutex_unlock(&outlet->lock);
+    return backlog;
 }
 
 bool td__console_is_full(struct td__console *console, int which)
 {
-    return td__sink_backlog(&console->to[which]->sink) > FULL;
+    return td__console_backlog(console, which) > FULL;
 }
 
-bool td__console_is_idle(struct td__console *console)
+int td__console_error(struct td__console *console, int which)
 {
-    return !td__sink_backlog(&console->outlets[TD__OUT].sink) &&
-           !td__sink_backlog(&console->outlets[TD__ERR].sink);
+    struct td__outlet *outlet = &console->outlets[which];
+    pthread_mutex_lock(&outlet->lock);
+    int error = outlet->error;
+    pthread_mutex_unlock(&outlet->lock);
+    return error;
 }
 
 void td__console_close(struct td__console *console)
 {
-    td__sink_close(&console->outlets[TD__OUT].sink);
-    td__sink_close(&console->outlets[TD__ERR].sink);
+    close_outlet(&console->outlets[TD__OUT]);
+    close_outlet(&console->outlets[TD__ERR]);
 }

@@ -208,9 +208,9 @@ void td__report_failure(struct td__console *console, const struct td__worker *wo
         any = td__tail_print(&worker->streams[which].tail, "    | ", &lines);
     }
     if (!any)
-        td__console_say(console, "tdrun: %s; it wrote nothing\n", sentence);
+        td__console_say(console, "%s; it wrote nothing", sentence);
     else
-        td__console_say(console, "tdrun: %s; the last lines on its %s:\n", sentence, names[which]);
+        td__console_say(console, "%s; the last lines on its %s:", sentence, names[which]);
     td__console_write(console, TD__ERR, NULL, lines.data, lines.size);
     td__buffer_free(&lines);
 }
@@ -229,8 +229,7 @@ void td__report_others(struct td__console *console, const struct td__worker *wor
         td__text_add(list, sizeof list, "%srank %d (%s)", *list ? ", " : "", worker->rank, how);
     }
     if (others > NAMED)
-        td__console_say(console, "tdrun: failed right after it: %s and %d more\n", list,
-                        others - NAMED);
+        td__console_say(console, "failed right after it: %s and %d more", list, others - NAMED);
     else if (others)
-        td__console_say(console, "tdrun: failed right after it: %s\n", list);
+        td__console_say(console, "failed right after it: %s", list);
 }
