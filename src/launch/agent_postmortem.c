@@ -67,9 +67,10 @@ void td__agent_describe_place(struct td__agent *agent, const struct td__worker *
     text[0] = 0;
     if (!agent->attempt.book.map || !take(agent, worker, &postmortem))
         return;
-    for (int i = 0; i < postmortem.count && td__postmortem_has_any(&postmortem); i++)
-        if (postmortem.ranks[i].slot == worker->local_rank)
-            td__postmortem_where(&postmortem, i, text, room);
+    const struct td__postmortem_rank *rank = td__postmortem_rank_of(&postmortem,
+                                                                    worker->local_rank);
+    if (rank && td__postmortem_has_any(&postmortem))
+        td__postmortem_where(rank, text, room);
     if (agent->options->postmortem_file)
         keep(agent, &postmortem);
     td__postmortem_free(&postmortem);

@@ -89,15 +89,15 @@ static int64_t trouble_ns(const struct td__postmortem_rank *rank)
     return page->failure && page->failure_ns && !rank->outlived ? page->failure_ns : page->ended_ns;
 }
 
-static int earliest(const struct td__postmortem *postmortem, enum td__postmortem_state state)
+static struct td__postmortem_rank *first_failed(const struct td__postmortem *postmortem)
 {
-    int found = -1;
-    for (int i = 0; i < postmortem->count; i++)
-        if (postmortem->ranks[i].state == state &&
-            (found < 0 ||
-             trouble_ns(&postmortem->ranks[i]) < trouble_ns(&postmortem->ranks[found])))
-            found = i;
-    return found;
+    struct td__postmortem_rank *first = NULL;
+    for (int i = 0; i < postmortem->count; i++) {
+        struct td__postmortem_rank *rank = &postmortem->ranks[i];
+        if (rank->state == TD__STORY_FAILED && (!first || trouble_ns(rank) < trouble_ns(first)))
+            first = rank;
+    }
+    return first;
 }
 
 /* Pages without a launcher do not say how a process ended: the failure that the program got has to do, and
@@ -120,21 +120,23 @@ static void judge_by_pages(struct td__postmortem *postmortem)
     }
 }
 
+struct td__postmortem_rank *td__postmortem_rank_of(const struct td__postmortem *postmortem,
+                                                   int slot)
+{
+    for (int i = 0; i < postmortem->count; i++)
+        if (postmortem->ranks[i].slot == slot)
+            return &postmortem->ranks[i];
+    return NULL;
+}
+
 static void find_cause(struct td__postmortem *postmortem, int first_slot)
 {
-    int first = -1;
-    for (int i = 0; i < postmortem->count; i++)
-        if (first_slot >= 0 && postmortem->ranks[i].slot == first_slot)
-            first = i;
-    if (first < 0 || postmortem->ranks[first].state != TD__STORY_FAILED) {
-        int other = earliest(postmortem, TD__STORY_FAILED);
-        first = other >= 0 ? other : first;
-    }
-    if (first >= 0 && postmortem->ranks[first].state == TD__STORY_FAILED)
-        postmortem->ranks[first].state = TD__STORY_CAUSE;
-    else
-        first = -1;
-    postmortem->cause = first;
+    struct td__postmortem_rank *cause = td__postmortem_rank_of(postmortem, first_slot);
+    if (!cause || cause->state != TD__STORY_FAILED)
+        cause = first_failed(postmortem);
+    if (cause)
+        cause->state = TD__STORY_CAUSE;
+    postmortem->cause = cause;
 }
 
 static int compare_ranks(const void *a, const void *b)
@@ -190,7 +192,7 @@ td_status td__postmortem_take(struct td__postmortem_book *books, int count,
                               struct td__postmortem *postmortem)
 {
     struct td__flight_now present;
-    *postmortem = (struct td__postmortem){.books = books, .book_count = count, .cause = -1};
+    *postmortem = (struct td__postmortem){.books = books, .book_count = count};
     if (!now) {
         td__flight_now(&present);
         now = &present;

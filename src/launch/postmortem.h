@@ -53,7 +53,7 @@ struct td__postmortem {
     int book_count;
     struct td__postmortem_rank *ranks; /* in order */
     int count;
-    int cause; /* index into `ranks`, or -1 */
+    const struct td__postmortem_rank *cause; /* the one that failed first, or NULL */
 };
 
 /** Takes the postmortem of `books`, which are the postmortem's from now on, also on failure. `now` is NULL for
@@ -86,9 +86,12 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
 /** The whole of a line. */
 void td__postmortem_line_text(const struct td__postmortem_line *line, char *text, size_t room);
 
+/** The rank of a slot, in a postmortem of one book; NULL for -1. */
+struct td__postmortem_rank *td__postmortem_rank_of(const struct td__postmortem *postmortem,
+                                                   int slot);
+
 /** Where a rank that has ended was then: " during all_reduce #17 of 4 f32 on "world", 0.8 s into it". */
-void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,
-                          size_t room);
+void td__postmortem_where(const struct td__postmortem_rank *rank, char *text, size_t room);
 
 /** "all_reduce #17 of 4 f32 on "world" (bucket 3)", of a call in `page`. */
 void td__postmortem_call(const struct td__flight_page *page, const struct td__flight_call *call,

@@ -93,7 +93,7 @@ static void put_rank(struct td__buffer *out, const struct td__postmortem *postmo
     put_text(out, "host", page->host);
     td__postmortem_put(out, ",\"state\":\"%s\",\"first\":%s",
                        td__postmortem_state_name(rank->state),
-                       index == postmortem->cause ? "true" : "false");
+                       rank == postmortem->cause ? "true" : "false");
     put_line(out, postmortem, index);
     td__postmortem_put(out, ",\"total\":%" PRIu64 ",\"per_second\":%.3f", page->total, rank->rate);
     if (rank->ended) {
@@ -146,8 +146,8 @@ void td__postmortem_print_json(const struct td__postmortem *postmortem, bool who
         td__postmortem_put(out, ",\"job\":");
         put_job(out, &postmortem->books[0].info);
     }
-    if (postmortem->cause >= 0)
-        td__postmortem_put(out, ",\"first\":%d", postmortem->ranks[postmortem->cause].page->rank);
+    if (postmortem->cause)
+        td__postmortem_put(out, ",\"first\":%d", postmortem->cause->page->rank);
     else
         td__postmortem_put(out, ",\"first\":null");
     td__postmortem_put(out, ",\"ranks\":[");

@@ -198,11 +198,10 @@ void td__postmortem_line_text(const struct td__postmortem_line *line, char *text
     snprintf(text, room, "%s%s%s", line->before, time, line->after);
 }
 
-void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,
-                          size_t room)
+void td__postmortem_where(const struct td__postmortem_rank *rank, char *text, size_t room)
 {
     struct td__postmortem_line line = {.timed = false};
-    tell_place(&postmortem->ranks[index], &line);
+    tell_place(rank, &line);
     td__postmortem_line_text(&line, text, room);
 }
 

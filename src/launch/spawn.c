@@ -123,10 +123,9 @@ static void add_operation(td_spawn_context *context, int rank, int wait_status)
     td__flight_book_ended(&context->book, rank, wait_status, "");
     if (td__postmortem_of_book(&context->book, rank, &postmortem))
         return;
-    for (int i = 0; i < postmortem.count; i++)
-        if (postmortem.ranks[i].slot == rank &&
-            postmortem.ranks[i].page->phase != TD__FLIGHT_ABSENT)
-            td__postmortem_where(&postmortem, i, text + used, sizeof context->failure.text - used);
+    const struct td__postmortem_rank *ended = td__postmortem_rank_of(&postmortem, rank);
+    if (ended && ended->page->phase != TD__FLIGHT_ABSENT)
+        td__postmortem_where(ended, text + used, sizeof context->failure.text - used);
     td__postmortem_free(&postmortem);
 }
 
