@@ -141,7 +141,7 @@ static int finish(struct td__agent *agent)
     limit_writing(agent);
     run_until(agent, all_written);
     td__agent_check_console(agent);
-    int code = agent->reason ? agent->code : agent->output_lost;
+    int code = agent->reason ? agent->code : agent->console.output_lost;
     if (!left_well || agent->hurry || agent->unread)
         _exit(code);
     td__console_close(&agent->console);

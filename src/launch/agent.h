@@ -8,8 +8,6 @@
 #include "launch/worker.h"
 #include "os/flight.h"
 
-enum { TD__AGENT_SIGNALS = 64 };
-
 /* Why the workers are ended, the graver reasons last. Only after a failure there may be another
  * attempt. */
 enum td__reason {
@@ -37,8 +35,7 @@ struct td__agent {
     uv_loop_t loop;
     uv_async_t wake; /* another thread has something: the node, or the console */
     uv_poll_t signal_pipe;
-    uv_signal_t child_ended, signals[TD__AGENT_SIGNALS];
-    int signal_count;
+    uv_signal_t signals[NSIG]; /* as many as are handled, and SIGCHLD */
     uv_timer_t shutdown, verdict;
 
     struct td__console console;
@@ -59,13 +56,12 @@ struct td__agent {
 
     bool postmortem_reported; /* in this attempt */
     enum td__reason reason;
-    int code;         /* the exit code that goes with the reason */
-    bool killed;      /* the workers were, or their time is over … */
-    bool abandoned;   /* … and even that has not ended them */
-    bool output_lost; /* something could not be written where the user wanted it */
-    bool finishing;   /* all workers have ended; only output is left to be written … */
-    bool unread;      /* … which is not read; that was reported … */
-    bool hurry;       /* … and there is no time to wait for it */
+    int code;       /* the exit code that goes with the reason */
+    bool killed;    /* the workers were, or their time is over … */
+    bool abandoned; /* … and even that has not ended them */
+    bool finishing; /* all workers have ended; only output is left to be written … */
+    bool unread;    /* … which is not read; that was reported … */
+    bool hurry;     /* … and there is no time to wait for it */
 };
 
 /** Makes the event loop, and watches the signal pipe and signals. */
@@ -100,9 +96,8 @@ void td__agent_close_kept_attempt(struct td__agent *agent);
 /** Notices what could not be written to the console. */
 void td__agent_check_console(struct td__agent *agent);
 
-/** For the workers and their streams, whose `data` is the agent. */
+/** For the workers, whose `data` is the agent. */
 void td__agent_on_worker_end(struct td__worker *worker);
-void td__agent_on_log_error(struct td__stream *stream);
 
 /* ---- Attempts -------------------------------------------------------------------------------- */
 
@@ -114,12 +109,9 @@ td_status td__attempt_prepare(struct td__agent *agent);
  *  td__worker_start() has it. */
 td_status td__attempt_start(struct td__agent *agent, int number, int *exec_error);
 
-/** Closes all that a worker which has ended had open, before it is started again. Runs the event loop for a
- *  moment, so it must not be called from it. */
-void td__attempt_retire(struct td__agent *agent, struct td__worker *worker);
-
-/** Starts a retired worker again, alone and with its rank: a new number for the log files, an empty page in
- *  the book. When it fails, the worker has ended as before. */
+/** Starts a worker that has ended again, alone and with its rank: a new number for the log files, an empty page
+ *  in the book. Closes first what it had open, and runs the event loop for that, so it must not be called from
+ *  it; when the loop finds a reason to end, nothing is started. When it fails, the worker has ended as before. */
 td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker);
 
 /** Sends a signal to all workers that are running. */
@@ -129,11 +121,11 @@ void td__attempt_signal(struct td__agent *agent, int signal);
  *  the order is right; where there is no pidfd it is noticed here. */
 void td__attempt_reap(struct td__agent *agent);
 
-/**
- * The worker that failed first: among those that have failed without being signalled, and, with
- * `or_dying`, those that are about to end, whose status is not known yet. NULL when there is none.
- */
-struct td__worker *td__attempt_first_failure(struct td__agent *agent, bool or_dying);
+/** The worker that began to end first among those for which `fits` is true, after `last` where that is not
+ *  NULL. NULL when there is none. */
+struct td__worker *td__attempt_earliest(const struct td__attempt *attempt,
+                                        bool (*fits)(const struct td__worker *worker),
+                                        const struct td__worker *last);
 
 /** How many workers are running. */
 int td__attempt_running(const struct td__agent *agent);

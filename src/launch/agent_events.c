@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 enum {
-    SWEEP_MS = 10000,  /* for killing all that descends from here */
     KILL_MS = 10000,   /* from SIGKILL until a worker counts as stuck */
     VERDICT_MS = 1000, /* for the cause of a failure to arrive */
 };
@@ -58,7 +57,7 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
 /* The supervisor has ended: no process may stay. */
 static _Noreturn void die_with_front(void)
 {
-    td__reap_tree(td__deadline_in_ms(SWEEP_MS));
+    td__reap_tree();
     _exit(128 + SIGKILL);
 }
 
@@ -98,7 +97,10 @@ static void on_signal(struct td__agent *agent, int signal, bool from_front)
 
 static void on_own_signal(uv_signal_t *handle, int signal)
 {
-    on_signal(handle->data, signal, false);
+    if (signal == SIGCHLD)
+        td__attempt_reap(handle->data);
+    else
+        on_signal(handle->data, signal, false);
 }
 
 static void on_signal_pipe(uv_poll_t *poll, int status, int events)
@@ -138,19 +140,25 @@ static void on_failure(struct td__agent *agent, struct td__worker *worker)
 static void on_verdict_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    struct td__worker *first = td__attempt_first_failure(agent, false);
+    struct td__worker *first = td__attempt_earliest(&agent->attempt, td__worker_has_failed, NULL);
     if (first && !agent->reason)
         on_failure(agent, first);
     td__attempt_reap(agent);
 }
 
+/* It has failed, or is about to end and its status is not known yet. */
+static bool may_have_failed(const struct td__worker *worker)
+{
+    return td__worker_has_failed(worker) || (worker->running && !worker->signalled &&
+                                             worker->exiting_ns && td__worker_is_dying(worker));
+}
+
 /* A failure may be the consequence of another one that has not been noticed yet: waits for that. */
 static void look_for_failure(struct td__agent *agent)
 {
-    struct td__worker *first = td__attempt_first_failure(agent, false);
-    if (!first || agent->reason)
+    if (agent->reason || !td__attempt_earliest(&agent->attempt, td__worker_has_failed, NULL))
         return;
-    first = td__attempt_first_failure(agent, true);
+    struct td__worker *first = td__attempt_earliest(&agent->attempt, may_have_failed, NULL);
     if (!first->running)
         on_failure(agent, first);
     else if (!uv_is_active((uv_handle_t *)&agent->verdict))
@@ -171,21 +179,6 @@ void td__agent_on_worker_end(struct td__worker *worker)
     td__attempt_reap(agent);
 }
 
-static void on_child_ended(uv_signal_t *handle, int signal)
-{
-    (void)signal;
-    struct td__agent *agent = handle->data;
-    td__attempt_reap(agent);
-}
-
-void td__agent_on_log_error(struct td__stream *stream)
-{
-    struct td__agent *agent = stream->data;
-    agent->output_lost = true;
-    td__console_say(&agent->console, "cannot write %s: %s; the rest is not kept there",
-                    stream->log.path, td__errno_text(stream->log.error));
-}
-
 /* ---- Events of other threads ----------------------------------------------------------------- */
 
 static void on_node_event(struct td__agent *agent, const struct td__node_event *event)
@@ -197,24 +190,20 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
     case TD__NODE_ALL_GONE:
         agent->all_gone = agent->between_attempts = true;
         break;
-    case TD__NODE_FAILED:
-        if (agent->reason <= TD__REASON_FAILED) {
-            td__console_say(&agent->console, "%s", event->text);
-            if (!agent->reason)
-                td__agent_report_postmortem(agent, NULL, true);
-            td__agent_begin_stop(agent, TD__REASON_FAILED, event->code, SIGTERM);
-            agent->code = event->code; /* it was before a failure here */
-        }
-        break;
     case TD__NODE_LOST:
         td__console_say(&agent->console, "%s; its workers are lost with it", event->text);
         break;
+    case TD__NODE_FAILED:
     case TD__NODE_OVER:
         if (agent->reason < TD__REASON_OVER)
             td__console_say(&agent->console, "%s", event->text);
         if (!agent->reason)
             td__agent_report_postmortem(agent, NULL, true);
-        td__agent_begin_stop(agent, TD__REASON_OVER, event->code, SIGTERM);
+        td__agent_begin_stop(agent,
+                             event->kind == TD__NODE_OVER ? TD__REASON_OVER : TD__REASON_FAILED,
+                             event->code, SIGTERM);
+        if (agent->reason == TD__REASON_FAILED)
+            agent->code = event->code; /* it was before a failure here */
         break;
     }
 }
@@ -227,7 +216,7 @@ void td__agent_check_console(struct td__agent *agent)
         int error = td__console_error(&agent->console, i);
         if (!error || agent->console_failed[i])
             continue;
-        agent->console_failed[i] = agent->output_lost = true;
+        agent->console_failed[i] = agent->console.output_lost = true;
         if (error == EPIPE) {
             tell_others(agent, 128 + SIGPIPE, "has lost the reader of its output");
             td__agent_begin_stop(agent, TD__REASON_CLOSED, 128 + SIGPIPE, SIGTERM);
@@ -259,19 +248,15 @@ void td__agent_wake(void *arg)
 static void open_signals(struct td__agent *agent)
 {
     sigset_t waited = agent->start->signals;
-    uv_signal_init(&agent->loop, &agent->child_ended);
-    agent->child_ended.data = agent;
-    uv_signal_start(&agent->child_ended, on_child_ended, SIGCHLD);
+    uv_signal_t *handle = agent->signals;
     sigaddset(&waited, SIGCHLD);
     sigdelset(&waited, SIGTSTP); /* the supervisor handles it */
-    for (int number = 1; number < NSIG && agent->signal_count < TD__AGENT_SIGNALS; number++) {
-        uv_signal_t *handle = &agent->signals[agent->signal_count];
-        if (number == SIGCHLD || sigismember(&waited, number) != 1)
+    for (int number = 1; number < NSIG; number++) {
+        if (sigismember(&waited, number) != 1)
             continue;
         uv_signal_init(&agent->loop, handle);
         handle->data = agent;
-        uv_signal_start(handle, on_own_signal, number);
-        agent->signal_count++;
+        uv_signal_start(handle++, on_own_signal, number);
     }
     sigprocmask(SIG_UNBLOCK, &waited, NULL);
 }

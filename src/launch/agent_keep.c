@@ -64,46 +64,23 @@ void td__agent_restart_workers(struct td__agent *agent)
     struct td__worker *worker;
     while (!agent->reason && (worker = find_to_restart(agent))) {
         worker->restart_wanted = false;
-        td__attempt_retire(agent, worker);
-        /* That ran the loop, which may have found a reason to end, or more workers to start. */
-        if (!agent->reason && td__attempt_restart(agent, worker))
+        if (td__attempt_restart(agent, worker))
             td__console_say(&agent->console, "%s; the others go on without it", td_last_error());
     }
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
-/* The next one that failed after `last`, in the order in which they did; NULL for none. */
-static const struct td__worker *next_failure(const struct td__attempt *attempt,
-                                             const struct td__worker *last)
-{
-    const struct td__worker *next = NULL;
-    for (int i = 0; i < attempt->count; i++) {
-        const struct td__worker *worker = &attempt->workers[i];
-        bool after = !last || worker->exiting_ns > last->exiting_ns ||
-                     (worker->exiting_ns == last->exiting_ns && worker > last);
-        if (td__worker_has_failed(worker) && after &&
-            (!next || worker->exiting_ns < next->exiting_ns))
-            next = worker;
-    }
-    return next;
-}
-
 static bool ended_well(const struct td__worker *worker)
 {
     return worker->pid && !worker->running && worker->status == 0;
 }
 
-/* The first that ended with exit code 0; NULL for none. */
-static const struct td__worker *first_success(const struct td__attempt *attempt)
+/* The next one that failed after `last`, in the order in which they did; NULL for none. */
+static struct td__worker *next_failure(const struct td__attempt *attempt,
+                                       const struct td__worker *last)
 {
-    const struct td__worker *first = NULL;
-    for (int i = 0; i < attempt->count; i++) {
-        const struct td__worker *worker = &attempt->workers[i];
-        if (ended_well(worker) && (!first || worker->exiting_ns < first->exiting_ns))
-            first = worker;
-    }
-    return first;
+    return td__attempt_earliest(attempt, td__worker_has_failed, last);
 }
 
 static void report(struct td__agent *agent, const struct td__worker *first)
@@ -128,7 +105,8 @@ static void report(struct td__agent *agent, const struct td__worker *first)
 void td__agent_close_kept_attempt(struct td__agent *agent)
 {
     const struct td__attempt *attempt = &agent->attempt;
-    const struct td__worker *first = next_failure(attempt, NULL), *end = first_success(attempt);
+    const struct td__worker *first = next_failure(attempt, NULL);
+    const struct td__worker *end = td__attempt_earliest(attempt, ended_well, NULL);
     if (agent->reason || !first)
         return;
     report(agent, first);

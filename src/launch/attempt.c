@@ -12,8 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SWEEP_MS = 10000 };
-
 /* ---- What all attempts have in common -------------------------------------------------------- */
 
 /* A worker takes three descriptors here; the workers themselves keep the limit they would have. */
@@ -124,6 +122,7 @@ static struct td__worker make_worker(struct td__agent *agent, int local_rank, in
         .local_rank = local_rank,
         .rank = agent->world->rank + local_rank,
         .restarts = restarts,
+        .exit_pipe = -1,
         .pidfd = -1,
         .on_end = td__agent_on_worker_end,
         .data = agent,
@@ -136,8 +135,6 @@ static struct td__worker make_worker(struct td__agent *agent, int local_rank, in
             .which = which,
             .style = style_of(agent, local_rank, which),
             .log = {.fd = -1},
-            .on_log_error = td__agent_on_log_error,
-            .data = agent,
         };
     return worker;
 }
@@ -231,15 +228,13 @@ static void clear_page(struct td__attempt *attempt, int slot)
                sizeof(struct td__flight_bytes));
 }
 
-void td__attempt_retire(struct td__agent *agent, struct td__worker *worker)
-{
-    td__worker_close(worker);
-    uv_run(&agent->loop, UV_RUN_NOWAIT); /* closes the handles */
-}
-
 td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker)
 {
     int exec_error;
+    td__worker_close(worker);
+    uv_run(&agent->loop, UV_RUN_NOWAIT); /* closes the handles */
+    if (agent->reason)
+        return TD_OK;
     struct td__worker before = *worker;
     *worker = make_worker(agent, before.local_rank, before.restarts + 1);
     td_status status = prepare_streams(agent, worker);
@@ -289,16 +284,16 @@ void td__attempt_reap(struct td__agent *agent)
     }
 }
 
-struct td__worker *td__attempt_first_failure(struct td__agent *agent, bool or_dying)
+struct td__worker *td__attempt_earliest(const struct td__attempt *attempt,
+                                        bool (*fits)(const struct td__worker *worker),
+                                        const struct td__worker *last)
 {
-    struct td__attempt *attempt = &agent->attempt;
     struct td__worker *first = NULL;
     for (int i = 0; i < attempt->count; i++) {
         struct td__worker *worker = &attempt->workers[i];
-        if (!worker->exiting_ns || worker->signalled ||
-            (first && worker->exiting_ns > first->exiting_ns))
-            continue;
-        if (worker->running ? or_dying && td__worker_is_dying(worker) : worker->status != 0)
+        bool after = !last || worker->exiting_ns > last->exiting_ns ||
+                     (worker->exiting_ns == last->exiting_ns && worker > last);
+        if (after && (!first || worker->exiting_ns < first->exiting_ns) && fits(worker))
             first = worker;
     }
     return first;
@@ -331,7 +326,7 @@ void td__attempt_resume_output(struct td__agent *agent)
 void td__attempt_finish(struct td__agent *agent)
 {
     struct td__attempt *attempt = &agent->attempt;
-    int left = td__reap_tree(td__deadline_in_ms(SWEEP_MS));
+    int left = td__reap_tree();
     if (left)
         td__console_say(&agent->console,
                         "%d processes that the workers started cannot be ended; see ps", left);

@@ -38,6 +38,7 @@ struct td__console {
     struct td__outlet *to[2]; /* both are the same one where output and error are the same file, so
                                  that what is written first also appears first */
     bool colour;
+    bool output_lost;          /* something could not be written where the user wanted it */
     void (*notify)(void *arg); /* called by a thread when something was written, or could not be */
     void *arg;
 };

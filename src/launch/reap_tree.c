@@ -6,6 +6,7 @@
  * the processes to kill. It may miss a process that is being forked; then there is another pass. */
 #include "launch/supervisor.h"
 
+#include "base/clock.h"
 #include "os/process.h"
 
 #include <ctype.h>
@@ -17,7 +18,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAUSE_NS = 5000000 }; /* between two passes, unless a child ends first */
+enum {
+    SWEEP_MS = 10000,
+    PAUSE_NS = 5000000, /* between two passes, unless a child ends first */
+};
 
 struct process {
     pid_t pid;
@@ -121,8 +125,9 @@ static bool reap_all(void)
     return pid < 0;
 }
 
-int td__reap_tree(td__deadline deadline)
+int td__reap_tree(void)
 {
+    td__deadline deadline = td__deadline_in_ms(SWEEP_MS);
     sigset_t child, before;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

@@ -232,6 +232,14 @@ static void close_channel(struct td__stream *stream)
     stream->read_end = -1;
 }
 
+/* The log file cannot be written to; once. */
+static void report_log_error(struct td__stream *stream)
+{
+    stream->console->output_lost = true;
+    td__console_say(stream->console, "cannot write %s: %s; the rest is not kept there",
+                    stream->log.path, td__errno_text(stream->log.error));
+}
+
 /* Takes up to READ_SIZE bytes that are there now; how many, or -1 at the end. */
 static ssize_t take(struct td__stream *stream)
 {
@@ -248,7 +256,7 @@ static ssize_t take(struct td__stream *stream)
     }
     add_to_tail(&stream->tail, data, (size_t)size);
     if (!td__log_file_write(&stream->log, data, (size_t)size))
-        stream->on_log_error(stream);
+        report_log_error(stream);
     show(stream, data, (size_t)size);
     return size;
 }
@@ -320,7 +328,7 @@ void td__stream_finish(struct td__stream *stream)
     }
     td__buffer_free(&stream->line);
     if (!td__log_file_close(&stream->log))
-        stream->on_log_error(stream);
+        report_log_error(stream);
     free(stream->log.path);
     stream->log.path = NULL;
     free(stream->tail.bytes);

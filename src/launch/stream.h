@@ -79,10 +79,6 @@ struct td__stream {
     struct td__log_file log;
     struct td__tail tail;
 
-    /* Called when the log file cannot be written to, once. */
-    void (*on_log_error)(struct td__stream *stream);
-    void *data; /* the owner's */
-
     struct td__buffer line; /* what is not a whole line yet */
     bool line_begun;        /* a piece of the present line was shown already */
     bool paused;            /* not read from, until the console has caught up */

@@ -24,8 +24,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SWEEP_MS = 10000 };
-
 /* The title is written over the arguments, which lie in memory one after another. */
 static void set_title(int argc, char **argv, pid_t supervisor)
 {
@@ -91,7 +89,7 @@ static bool agent_ended(pid_t agent, int *status)
 static int clean_up_after(pid_t agent, int status)
 {
     /* An agent that ended in order left nothing. */
-    int left = td__reap_tree(td__deadline_in_ms(SWEEP_MS));
+    int left = td__reap_tree();
     if (WIFSIGNALED(status))
         fprintf(stderr,
                 "tdrun: its agent (pid %d) was killed by %s; all workers on this node were ended "

@@ -9,7 +9,6 @@
 #ifndef TD_LAUNCH_SUPERVISOR_H
 #define TD_LAUNCH_SUPERVISOR_H
 
-#include "base/clock.h"
 #include "launch/node.h"
 
 #include <tandem/base.h>
@@ -56,11 +55,11 @@ void td__reap_tree_prepare(void);
 
 /**
  * Kills all descendants of this process with SIGKILL, and reaps them; also those that appear while
- * it does so. Costs one system call when there are none. Returns how many are left when the deadline
- * has passed: processes that are stuck in the kernel, or that belong to another user.
+ * it does so. Costs one system call when there are none. Returns how many are left after 10 s: processes
+ * that are stuck in the kernel, or that belong to another user.
  *
  * Takes the exit status of any child; blocks SIGCHLD meanwhile.
  */
-int td__reap_tree(td__deadline deadline);
+int td__reap_tree(void);
 
 #endif

@@ -49,7 +49,6 @@ static int open_exit_pipe(struct td__worker *worker, uv_loop_t *loop)
     }
     worker->exit_pipe = ends[0];
     worker->exit_pipe_poll.data = worker;
-    worker->exit_pipe_watched = true;
     return ends[1];
 }
 
@@ -94,7 +93,7 @@ td_status td__worker_start(struct td__worker *worker, uv_loop_t *loop, struct td
     }
     worker->running = true;
     worker->started_ns = td__now_ns();
-    if (worker->exit_pipe_watched)
+    if (worker->exit_pipe >= 0)
         uv_poll_start(&worker->exit_pipe_poll, UV_READABLE | UV_DISCONNECT, on_exit_pipe);
     watch_end(worker, loop);
     return TD_OK;
@@ -152,12 +151,11 @@ void td__worker_close(struct td__worker *worker)
          * and would mistake it for an earlier one of the store's with the same number. */
         uv_fs_close(NULL, &request, worker->pidfd, NULL);
     }
-    if (worker->exit_pipe_watched) {
+    if (worker->exit_pipe >= 0) {
         uv_close((uv_handle_t *)&worker->exit_pipe_poll, NULL);
         close(worker->exit_pipe);
     }
     worker->pidfd = worker->exit_pipe = -1;
-    worker->exit_pipe_watched = false;
 }
 
 /* ---- Reports on workers that failed ---------------------------------------------------------- */

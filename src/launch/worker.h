@@ -22,9 +22,8 @@ struct td__worker {
     bool end_noted;     /* in the book of the flight recorder */
     int64_t exiting_ns; /* when it began to end; 0 as long as that is not known */
 
-    int exit_pipe; /* hangs up when the worker begins to end … */
+    int exit_pipe; /* hangs up when the worker begins to end; -1 where there is none */
     uv_poll_t exit_pipe_poll;
-    bool exit_pipe_watched; /* … where there is one */
 
     int pidfd; /* -1 where the system has none */
     uv_poll_t poll;
