@@ -116,17 +116,8 @@ td_status td__atomic_file_open(struct td__atomic_file *file, const char *call, c
 
 td_status td__atomic_file_write(struct td__atomic_file *file, const void *data, size_t size)
 {
-    const char *at = data;
-    while (size > 0) {
-        ssize_t written = td__file_write(file->fd, at, size < 1 << 30 ? size : 1 << 30);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written < 0)
-            return refuse(file);
-        at += written;
-        size -= (size_t)written;
-    }
-    return TD_OK;
+    errno = td__file_write_all(file->fd, data, size);
+    return errno ? refuse(file) : TD_OK;
 }
 
 td_status td__atomic_file_rewrite(struct td__atomic_file *file, size_t at, const void *data,
