@@ -31,7 +31,7 @@ enum {
 
 /* A request that waits for its answer; on the stack of the thread that made it. */
 struct td__tcp_call {
-    struct td__tcp_call *next;
+    LIST_ENTRY(td__tcp_call) link;
     uint32_t id;
     uint64_t sequence; /* of its request among all that were sent */
     bool done;
@@ -109,13 +109,12 @@ static void take_answer(struct td__tcp_client *client, const struct td__wire_hea
         snprintf(client->late.text, sizeof client->late.text, "%.*s", (int)text.size, text.data);
         return;
     }
-    struct td__tcp_call **link = &client->calls;
-    while (*link && (*link)->id != header->id)
-        link = &(*link)->next;
-    struct td__tcp_call *call = *link;
+    struct td__tcp_call *call = LIST_FIRST(&client->calls);
+    while (call && call->id != header->id)
+        call = LIST_NEXT(call, link);
     if (!call)
         return; /* it has timed out */
-    *link = call->next;
+    LIST_REMOVE(call, link);
     if (call->sequence > client->unconfirmed_last)
         client->unconfirmed = 0;
     td__buffer_put(&call->body, body, header->body_size);
@@ -332,15 +331,6 @@ static td_status give_up(struct td__tcp_client *client, struct td__tcp_call *cal
     return fail_silent(client);
 }
 
-/* Takes a call off the list that got no answer: its frame is about to go. */
-static void forget(struct td__tcp_client *client, struct td__tcp_call *call)
-{
-    struct td__tcp_call **link = &client->calls;
-    while (*link != call)
-        link = &(*link)->next;
-    *link = call->next;
-}
-
 /* Turns a failure that the server reported into one of this thread. */
 static td_status reported(struct td__tcp_call *call)
 {
@@ -363,8 +353,7 @@ td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *f
         goto free_frame;
     pthread_mutex_lock(&client->lock);
     call.id = ++client->last_id ? client->last_id : ++client->last_id; /* 0 is not an id */
-    call.next = client->calls;
-    client->calls = &call;
+    LIST_INSERT_HEAD(&client->calls, &call, link);
     pthread_mutex_unlock(&client->lock);
     status = transmit(client, frame, call.id, NULL, deadline, &call.sequence);
 
@@ -372,7 +361,7 @@ td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *f
     if (!status && !await(client, &call, key_deadline ? *key_deadline : deadline))
         status = give_up(client, &call, key_deadline != NULL);
     if (!call.done)
-        forget(client, &call);
+        LIST_REMOVE(&call, link); /* its memory is about to go */
     if (!status && !call.done)
         status = fail_broken(client);
     else if (!status && call.status)

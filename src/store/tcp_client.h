@@ -9,6 +9,8 @@
 #include "os/address.h"
 #include "store/store_wire.h"
 
+#include <sys/queue.h>
+
 struct td__tcp_call;
 
 struct td__tcp_client {
@@ -19,9 +21,9 @@ struct td__tcp_client {
     pthread_mutex_t lock; /* protects all below; never held while sending or waiting */
     pthread_cond_t answered;
     pthread_cond_t sendable;
-    bool sending;               /* a thread's request is going out: one at a time */
-    struct td__tcp_call *calls; /* that wait for their answers */
-    bool reading;               /* a thread is at the socket: `in` is its own meanwhile */
+    bool sending;                    /* a thread's request is going out: one at a time */
+    LIST_HEAD(, td__tcp_call) calls; /* that wait for their answers */
+    bool reading;                    /* a thread is at the socket: `in` is its own meanwhile */
     struct td__buffer in;
     struct td__backoff backoff; /* of the thread that reads */
     uint32_t last_id;

@@ -45,13 +45,8 @@ struct connection {
     struct td__buffer in;
     bool paused; /* it is not read from, or not all of `in` was handled yet */
     bool dirty;  /* on the list of those with something to send */
-    struct connection *dirty_next;
-    struct connection *before, *after;
-};
-
-struct list {
-    struct connection *first, *last;
-    size_t count;
+    SLIST_ENTRY(connection) dirty_link;
+    TAILQ_ENTRY(connection) client_link;
 };
 
 struct td__tcp_server {
@@ -64,8 +59,8 @@ struct td__tcp_server {
     bool closing;               /* clients are only sent what they are owed */
     struct td__secret secret;
     struct td__engine engine;
-    struct list clients;
-    struct connection *dirty;
+    TAILQ_HEAD(, connection) clients;
+    SLIST_HEAD(, connection) dirty;
     char read_buffer[READ_SIZE];
 
     pthread_mutex_t lock; /* protects `empty` and `stopping`; no other lock is taken under it */
@@ -74,37 +69,12 @@ struct td__tcp_server {
     bool empty; /* no client is left */
 };
 
-static void list_add(struct list *list, struct connection *connection)
-{
-    connection->before = list->last;
-    connection->after = NULL;
-    if (list->last)
-        list->last->after = connection;
-    else
-        list->first = connection;
-    list->last = connection;
-    list->count++;
-}
-
-static void list_remove(struct list *list, struct connection *connection)
-{
-    if (connection->before)
-        connection->before->after = connection->after;
-    else
-        list->first = connection->after;
-    if (connection->after)
-        connection->after->before = connection->before;
-    else
-        list->last = connection->before;
-    list->count--;
-}
-
 /* ---- Closing --------------------------------------------------------------------------------- */
 
 static void tell_when_empty(struct td__tcp_server *server)
 {
     pthread_mutex_lock(&server->lock);
-    server->empty = server->clients.count == 0;
+    server->empty = TAILQ_EMPTY(&server->clients);
     if (server->stopping && server->empty)
         pthread_cond_signal(&server->left);
     pthread_mutex_unlock(&server->lock);
@@ -123,7 +93,7 @@ static void close_connection(struct connection *connection, bool reset)
     struct td__tcp_server *server = connection->server;
     if (connection->closing)
         return;
-    list_remove(&server->clients, connection);
+    TAILQ_REMOVE(&server->clients, connection, client_link);
     connection->closing = true;
     if (reset && connection->is_tcp)
         uv_tcp_close_reset(&connection->tcp, on_closed);
@@ -207,8 +177,7 @@ static void on_output(struct td__session *session)
     if (connection->dirty)
         return;
     connection->dirty = true;
-    connection->dirty_next = connection->server->dirty;
-    connection->server->dirty = connection;
+    SLIST_INSERT_HEAD(&connection->server->dirty, connection, dirty_link);
 }
 
 /* A client that was full has taken what it was sent: goes on with what it is owed, and with what has
@@ -225,9 +194,9 @@ static void go_on(struct connection *connection)
 
 static void flush_all(struct td__tcp_server *server)
 {
-    while (server->dirty) {
-        struct connection *connection = server->dirty;
-        server->dirty = connection->dirty_next;
+    while (!SLIST_EMPTY(&server->dirty)) {
+        struct connection *connection = SLIST_FIRST(&server->dirty);
+        SLIST_REMOVE_HEAD(&server->dirty, dirty_link);
         connection->dirty = false;
         flush(connection); /* closing one may carry out its will, and make others dirty */
         bool waits = connection->paused || connection->session.owes_answers;
@@ -344,7 +313,7 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *request)
     connection->handle.data = connection;
     connection->server = server;
     connection->session = (struct td__session){.engine = &server->engine, .on_output = on_output};
-    list_add(&server->clients, connection);
+    TAILQ_INSERT_TAIL(&server->clients, connection, client_link);
     tell_when_empty(server);
 
     int error = connection->is_tcp ? uv_tcp_open(&connection->tcp, fd)
@@ -383,8 +352,9 @@ static void on_full(void *arg, int error)
     char text[256];
     snprintf(text, sizeof text, "the store's server (process %d) cannot accept more clients: %s",
              (int)getpid(), td__errno_text(error));
-    for (struct connection *at = server->clients.first; at; at = at->after)
-        td__session_fail_waits(&at->session, TD_ERR_SYSTEM, text);
+    struct connection *client;
+    TAILQ_FOREACH(client, &server->clients, client_link)
+    td__session_fail_waits(&client->session, TD_ERR_SYSTEM, text);
     flush_all(server);
 }
 
@@ -401,8 +371,7 @@ static td_status start_on_loop(void *arg)
     server->rest.data = server;
     uv_idle_init(&server->loop.uv, &server->spin);
     server->spin.data = server;
-    return td__loop_listen(&server->loop, start->fd, start->shortcut, &options,
-                           &server->accepting);
+    return td__loop_listen(&server->loop, start->fd, start->shortcut, &options, &server->accepting);
 }
 
 static void stop_accepting(void *arg)
@@ -414,15 +383,15 @@ static void stop_accepting(void *arg)
         unlink(server->path);
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
-    server->empty = server->clients.count == 0;
+    server->empty = TAILQ_EMPTY(&server->clients);
     pthread_mutex_unlock(&server->lock);
 }
 
 static void close_what_is_left(uv_timer_t *timer)
 {
     struct td__tcp_server *server = timer->data;
-    while (server->clients.first)
-        close_connection(server->clients.first, false);
+    while (!TAILQ_EMPTY(&server->clients))
+        close_connection(TAILQ_FIRST(&server->clients), false);
     flush_all(server);
     uv_close((uv_handle_t *)&server->rest, NULL);
 }
@@ -435,7 +404,7 @@ static void on_shut_down(uv_shutdown_t *request, int error)
     free(request);
     close_connection(connection, false);
     flush_all(server);
-    if (!server->clients.count && !uv_is_closing((uv_handle_t *)&server->rest))
+    if (TAILQ_EMPTY(&server->clients) && !uv_is_closing((uv_handle_t *)&server->rest))
         close_what_is_left(&server->rest);
 }
 
@@ -445,9 +414,9 @@ static void close_clients(void *arg)
     struct td__tcp_server *server = arg;
     server->closing = true;
     flush_all(server);
-    for (struct connection *connection = server->clients.first, *next; connection;
+    for (struct connection *connection = TAILQ_FIRST(&server->clients), *next; connection;
          connection = next) {
-        next = connection->after;
+        next = TAILQ_NEXT(connection, client_link);
         uv_read_stop(&connection->stream);
         uv_shutdown_t *request = connection->session.in_flight ? malloc(sizeof *request) : NULL;
         if (!request || uv_shutdown(request, &connection->stream, on_shut_down)) {
@@ -457,7 +426,7 @@ static void close_clients(void *arg)
     }
     flush_all(server); /* wills */
     uv_close((uv_handle_t *)&server->spin, NULL);
-    if (server->clients.count)
+    if (!TAILQ_EMPTY(&server->clients))
         uv_timer_start(&server->rest, close_what_is_left, FLUSH_MS, 0);
     else
         close_what_is_left(&server->rest);
@@ -481,6 +450,7 @@ td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *se
     server->path = path_of(fd);
     server->secret = *secret;
     server->empty = true;
+    TAILQ_INIT(&server->clients);
     pthread_mutex_init(&server->lock, NULL);
     td__cond_init(&server->left);
     status = td__loop_start(&server->loop, "td-store");
