@@ -20,7 +20,7 @@
 
 static const struct {
     const char *name;
-    td__scheme_fn open;
+    td__scheme_fn *open;
 } built_in[] = {
     {"env", td__rendezvous_env},     {"tcp", td__rendezvous_tcp}, {"file", td__rendezvous_file},
     {"slurm", td__rendezvous_slurm}, {"mpi", td__rendezvous_mpi},
@@ -82,7 +82,7 @@ static void count_epoch(const char *address)
 
 /* ---- Schemes --------------------------------------------------------------------------------- */
 
-static td__scheme_fn find_built_in(const char *name)
+static td__scheme_fn *find_built_in(const char *name)
 {
     for (int i = 0; i < BUILT_IN; i++)
         if (!strcmp(built_in[i].name, name))
@@ -205,7 +205,7 @@ static td_status open_store(const char *text, const td_rendezvous_options *optio
     if (!text && !(text = td__rendezvous_detect()))
         return world_of_one(options, state);
     TD_TRY(td__url_scheme(text, scheme));
-    td__scheme_fn open = find_built_in(scheme);
+    td__scheme_fn *open = find_built_in(scheme);
     if (!open)
         return open_registered(text, scheme, options, state);
     TD_TRY(td__url_parse(text, &url));

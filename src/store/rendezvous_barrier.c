@@ -75,15 +75,21 @@ static td_status settle(struct barrier *barrier, const char *offer)
     return status;
 }
 
-/* Offers the last error as outcome, and returns it. If the rendezvous had succeeded already without this
- * process, only this process fails. */
+/* Offers the last error as outcome. */
+static td_status settle_error(struct barrier *barrier)
+{
+    char offer[TD__ERROR_TEXT + 16];
+    snprintf(offer, sizeof offer, "%d %s", (int)td__error_status(), td_last_error());
+    return settle(barrier, offer);
+}
+
+/* The same, and returns that error. If the rendezvous had succeeded already without this process, only this
+ * process fails. */
 static td_status settle_failure(struct barrier *barrier)
 {
     struct td__error error;
-    char offer[sizeof error.text + 16];
     td__error_save(&error);
-    snprintf(offer, sizeof offer, "%d %s", (int)error.status, error.text);
-    settle(barrier, offer);
+    settle_error(barrier);
     return td__error_restore(&error);
 }
 
@@ -106,12 +112,12 @@ static td_status agree_on_size(struct barrier *barrier)
     td_status status = TD_OK;
     if (size != barrier->world->world_size) {
         const char *process = strchr(theirs.data, ' ');
-        status = td_fail(TD_ERR_MISMATCH,
-                         "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "
-                         "all must have the same",
-                         barrier->address, (int)strcspn(process ? process : "", "#"),
-                         process ? process : "", size, (int)barrier->shown, barrier->me,
-                         barrier->world->rank, barrier->world->world_size);
+        td_fail(TD_ERR_MISMATCH,
+                "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "
+                "all must have the same",
+                barrier->address, (int)strcspn(process ? process : "", "#"), process ? process : "",
+                size, (int)barrier->shown, barrier->me, barrier->world->rank,
+                barrier->world->world_size);
         status = settle_failure(barrier);
     }
     td_bytes_free(&theirs);
@@ -173,14 +179,13 @@ static td_status claim_rank(struct barrier *barrier, bool *rejoined)
         td_bytes_free(&theirs);
         return taking;
     }
-    if (is_seen_to_have_ended(theirs.data)) { /* the ranks that wait find this out as well */
+    if (is_seen_to_have_ended(theirs.data)) /* the ranks that wait find this out as well */
         td_fail(TD_ERR_PEER,
                 "rendezvous at %s: rank %d (%.*s) has ended before all ranks had joined",
                 barrier->address, rank, (int)strcspn(theirs.data, "#"), theirs.data);
-        td_bytes_free(&theirs);
-        return settle_failure(barrier);
-    }
-    td_fail(TD_ERR_MISMATCH,
+    else
+        td_fail(
+            TD_ERR_MISMATCH,
             "rendezvous at %s: %.*s and %.*s both are rank %d; each process needs a rank of its "
             "own, and each job an address of its own",
             barrier->address, (int)strcspn(theirs.data, "#"), theirs.data, (int)barrier->shown,
@@ -230,18 +235,15 @@ static td_status fail_incomplete(struct barrier *barrier)
     }
     if (!named)
         named = name_ended(barrier, missing, sizeof missing);
-    td_status status = td_fail(TD_ERR_TIMEOUT,
-                               "rendezvous at %s: timed out: %" PRId64
-                               " of %d ranks have joined; missing: "
-                               "%s%s%s",
-                               barrier->address, joined, size,
-                               named > 1 ? "ranks "
-                               : named   ? "rank "
-                                         : "one that had claimed its rank, and may have ended",
-                               missing, rank < size ? ", …" : "");
-    char offer[TD__ERROR_TEXT + 16];
-    snprintf(offer, sizeof offer, "%d %s", (int)status, td_last_error());
-    return settle(barrier, offer); /* "ok" where the last rank has joined just now */
+    td_fail(TD_ERR_TIMEOUT,
+            "rendezvous at %s: timed out: %" PRId64 " of %d ranks have joined; missing: "
+            "%s%s%s",
+            barrier->address, joined, size,
+            named > 1 ? "ranks "
+            : named   ? "rank "
+                      : "one that had claimed its rank, and may have ended",
+            missing, rank < size ? ", …" : "");
+    return settle_error(barrier); /* "ok" where the last rank has joined just now */
 }
 
 /* A rank that has joined and ended since will not answer any more: that is the outcome, unless there is one

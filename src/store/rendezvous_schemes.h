@@ -33,19 +33,11 @@ struct td__rendezvous_state {
     int restart_count; /* how often the launcher has started all workers again */
 };
 
-typedef td_status (*td__scheme_fn)(const struct td__url *url, const td_rendezvous_options *options,
-                                   struct td__rendezvous_state *state);
+typedef td_status td__scheme_fn(const struct td__url *url, const td_rendezvous_options *options,
+                                struct td__rendezvous_state *state);
 
-td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *state);
-td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *state);
-td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_options *options,
-                              struct td__rendezvous_state *state);
-td_status td__rendezvous_slurm(const struct td__url *url, const td_rendezvous_options *options,
-                               struct td__rendezvous_state *state);
-td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *state);
+td__scheme_fn td__rendezvous_env, td__rendezvous_tcp, td__rendezvous_file, td__rendezvous_slurm,
+    td__rendezvous_mpi;
 
 /** The URL that fits the environment; NULL where the environment names no job. */
 const char *td__rendezvous_detect(void);

@@ -185,16 +185,31 @@ td_status td_store_delete_key(td_store *store, const char *key, bool *deleted)
     return store->ops->delete_key(store, k, own_deadline(store), deleted ? deleted : &ignored);
 }
 
-td_status td_store_wait(td_store *store, const char *const *keys, int count, int64_t timeout_ms)
+/* Waits for all keys, and gets their values where these are wanted. */
+static td_status get_keys(td_store *store, const char *call, const char *const *keys, int count,
+                          int64_t timeout_ms, bool wanted, td_bytes *values)
 {
     struct key_list list;
     td__deadline deadline = 0;
-    TD_TRY(check_keys(store, "td_store_wait", keys, count, &list));
-    td_status status = deadline_of(store, "td_store_wait", timeout_ms, &deadline);
-    if (!status && count)
-        status = store->ops->get(store, list.spans, (size_t)count, deadline, NULL);
+    TD_TRY(check_keys(store, call, keys, count, &list));
+    td_status status = deadline_of(store, call, timeout_ms, &deadline);
+    if (!status && count && wanted && !values)
+        status = td_fail(TD_ERR_INVALID, "%s: the output is NULL", call);
+    else if (!status && count)
+        status = store->ops->get(store, list.spans, (size_t)count, deadline, values);
     free_keys(&list);
     return status;
+}
+
+td_status td_store_wait(td_store *store, const char *const *keys, int count, int64_t timeout_ms)
+{
+    return get_keys(store, "td_store_wait", keys, count, timeout_ms, false, NULL);
+}
+
+td_status td_store_multi_get(td_store *store, const char *const *keys, int count,
+                             int64_t timeout_ms, td_bytes *values)
+{
+    return get_keys(store, "td_store_multi_get", keys, count, timeout_ms, true, values);
 }
 
 td_status td_store_check(td_store *store, const char *const *keys, int count, bool *all_exist)
@@ -209,21 +224,6 @@ td_status td_store_check(td_store *store, const char *const *keys, int count, bo
     else
         status = store->ops->check(store, list.spans, (size_t)count, own_deadline(store),
                                    all_exist);
-    free_keys(&list);
-    return status;
-}
-
-td_status td_store_multi_get(td_store *store, const char *const *keys, int count,
-                             int64_t timeout_ms, td_bytes *values)
-{
-    struct key_list list;
-    td__deadline deadline = 0;
-    TD_TRY(check_keys(store, "td_store_multi_get", keys, count, &list));
-    td_status status = deadline_of(store, "td_store_multi_get", timeout_ms, &deadline);
-    if (!status && count && !values)
-        status = td_fail(TD_ERR_INVALID, "td_store_multi_get: the output is NULL");
-    else if (!status && count)
-        status = store->ops->get(store, list.spans, (size_t)count, deadline, values);
     free_keys(&list);
     return status;
 }
