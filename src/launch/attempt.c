@@ -97,23 +97,20 @@ static void set_prefix(struct td__stream *stream, const struct td__agent *agent,
                  worker->local_rank);
 }
 
-static td_status prepare_stream(struct td__agent *agent, struct td__worker *worker, int which)
-{
-    struct td__stream *stream = &worker->streams[which];
-    int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
-    bool teed = agent->options->tee[worker->local_rank] & bit;
-    bool kept = teed || (agent->options->redirect[worker->local_rank] & bit);
-    set_prefix(stream, agent, worker, teed);
-    if (!kept)
-        return TD_OK;
-    return td__log_file_open(&stream->log, &agent->logs, agent->attempt.number + worker->restarts,
-                             worker->local_rank, which == TD__OUT ? "stdout" : "stderr");
-}
-
 static td_status prepare_streams(struct td__agent *agent, struct td__worker *worker)
 {
-    TD_TRY(prepare_stream(agent, worker, TD__OUT));
-    return prepare_stream(agent, worker, TD__ERR);
+    static const char *const names[] = {"stdout", "stderr"};
+    static const int bits[] = {TD__STREAM_STDOUT, TD__STREAM_STDERR};
+    for (int which = TD__OUT; which <= TD__ERR; which++) {
+        struct td__stream *stream = &worker->streams[which];
+        bool teed = agent->options->tee[worker->local_rank] & bits[which];
+        set_prefix(stream, agent, worker, teed);
+        if (teed || (agent->options->redirect[worker->local_rank] & bits[which]))
+            TD_TRY(td__log_file_open(&stream->log, &agent->logs,
+                                     agent->attempt.number + worker->restarts, worker->local_rank,
+                                     names[which]));
+    }
+    return TD_OK;
 }
 
 static struct td__worker make_worker(struct td__agent *agent, int local_rank, int restarts)
@@ -309,9 +306,11 @@ int td__attempt_running(const struct td__agent *agent)
 
 bool td__attempt_lingers(const struct td__agent *agent)
 {
-    for (int i = 0; i < agent->attempt.count; i++)
-        if (td__worker_lingers(&agent->attempt.workers[i]))
+    for (int i = 0; i < agent->attempt.count; i++) {
+        const struct td__worker *worker = &agent->attempt.workers[i];
+        if (worker->running || (worker->signalled && !kill(-worker->pid, 0)))
             return true;
+    }
     return false;
 }
 

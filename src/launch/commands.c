@@ -151,11 +151,6 @@ static void put_job(struct td__buffer *out, const struct td__postmortem *postmor
 
 /* ---- tdrun status: looking ------------------------------------------------------------------- */
 
-static bool is_wanted(const struct command_options *options, const struct td__postmortem_book *book)
-{
-    return !options->pid || td__job_has_process(book, options->pid);
-}
-
 static void put_hollow_job(struct td__buffer *out, const struct td__flight_book_info *info)
 {
     td__postmortem_put(out, "job %d on %s names %d ranks, and has next to nothing about them%s%s\n",
@@ -193,7 +188,7 @@ static td_status look(const struct command_options *options, struct td__buffer *
     td__postmortem_put(out, "%s", options->json ? "[" : "");
     for (int i = 0; i < count && !status; i++) {
         struct td__postmortem_book *book = td__job_copy(&jobs[i]);
-        if (book && is_wanted(options, book))
+        if (book && (!options->pid || td__job_has_process(book, options->pid)))
             status = put_book(out, &jobs[i], book, options->json, columns, !(*shown)++);
         else if (book)
             td__postmortem_books_free(book, 1);

@@ -27,6 +27,7 @@ enum { BITS = 8 * sizeof(unsigned long), LIST_ROOM = 4096, PATH_ROOM = 4200, MAX
 struct domains {
     int count;
     int of[TD__MAX_CPUS];
+    int package[TD__MAX_CPUS]; /* of each domain that is one */
 };
 
 /* ---- Sets of CPUs ---------------------------------------------------------------------------- */
@@ -137,12 +138,8 @@ static void read_cpu_lists(const char *root, const char *file, bool alone,
 }
 
 /* Packages have arbitrary numbers: a package's domain is that of an earlier CPU with its number. */
-static td_status read_packages(const char *root, const struct td__cpus *allowed,
-                               struct domains *domains)
+static void read_packages(const char *root, const struct td__cpus *allowed, struct domains *domains)
 {
-    int *packages = malloc(TD__MAX_CPUS * sizeof *packages); /* of each domain */
-    if (!packages)
-        return td__fail_nomem("binding to CPUs");
     for (int cpu = 0; cpu < TD__MAX_CPUS; cpu++) {
         char path[PATH_ROOM], text[LIST_ROOM];
         int package, domain = 0;
@@ -151,14 +148,12 @@ static td_status read_packages(const char *root, const struct td__cpus *allowed,
         snprintf(path, sizeof path, "%s/cpu/cpu%d/topology/physical_package_id", root, cpu);
         if (!td__text_read(path, text, sizeof text) || !td__parse_int(text, -1, INT_MAX, &package))
             continue;
-        while (domain < domains->count && packages[domain] != package)
+        while (domain < domains->count && domains->package[domain] != package)
             domain++;
         if (domain == domains->count)
-            packages[domains->count++] = package;
+            domains->package[domains->count++] = package;
         domains->of[cpu] = domain;
     }
-    free(packages);
-    return TD_OK;
 }
 
 /* ---- The workers' shares --------------------------------------------------------------------- */
@@ -208,7 +203,7 @@ static td_status read_domains(const char *root, enum td__numa_binding binding,
     const char *kind = "NUMA node";
     if (binding == TD__NUMA_SOCKET) {
         kind = "socket";
-        TD_TRY(read_packages(root, allowed, domains));
+        read_packages(root, allowed, domains);
     } else if (binding == TD__NUMA_CORE_COMPLEX) {
         kind = "core complex (level 3 cache)";
         read_cpu_lists(root, "cache/index3/shared_cpu_list", false, allowed, domains);
@@ -243,21 +238,18 @@ td_status td__numa_plan(const char *root, enum td__numa_binding binding, int cou
 
 bool td__numa_binding_parse(const char *text, enum td__numa_binding *binding)
 {
-    static const struct {
-        const char *name;
-        enum td__numa_binding binding;
-    } names[] = {
-        {"node", TD__NUMA_NODE},
-        {"socket", TD__NUMA_SOCKET},
-        {"exclusive", TD__NUMA_EXCLUSIVE},
-        {"core-complex", TD__NUMA_CORE_COMPLEX},
-        {"core_complex", TD__NUMA_CORE_COMPLEX},
+    static const char *const names[] = {
+        [TD__NUMA_NODE] = "node",
+        [TD__NUMA_SOCKET] = "socket",
+        [TD__NUMA_EXCLUSIVE] = "exclusive",
+        [TD__NUMA_CORE_COMPLEX] = "core-complex",
     };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (!strcmp(text, names[i].name)) {
-            *binding = names[i].binding;
+    if (!strcmp(text, "core_complex"))
+        text = "core-complex";
+    for (int i = TD__NUMA_NODE; i <= TD__NUMA_CORE_COMPLEX; i++)
+        if (!strcmp(text, names[i])) {
+            *binding = (enum td__numa_binding)i;
             return true;
         }
-    }
     return false;
 }

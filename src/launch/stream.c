@@ -116,12 +116,19 @@ static void show_on_screen(struct td__stream *stream, const char *data, size_t s
     td__buffer_free(&text);
 }
 
+/* Shows a line that is not finished. */
+static void show_rest(struct td__stream *stream)
+{
+    if (stream->line.size && stream->style == TD__STYLE_SCREEN)
+        show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
+    else if (stream->line.size)
+        show_lines(stream, (const char *)stream->line.data, stream->line.size);
+    stream->line.size = 0;
+}
+
 static void on_patience_over(uv_timer_t *timer)
 {
-    struct td__stream *stream = timer->data;
-    if (stream->line.size)
-        show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
-    stream->line.size = 0;
+    show_rest(timer->data);
 }
 
 /* Shows the pieces of stream->line that end with a line end or a carriage return. */
@@ -285,11 +292,7 @@ void td__stream_settle(struct td__stream *stream)
             break;
         total += (size_t)size;
     }
-    if (stream->line.size && stream->style == TD__STYLE_SCREEN)
-        show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
-    else if (stream->line.size)
-        show_lines(stream, (const char *)stream->line.data, stream->line.size);
-    stream->line.size = 0;
+    show_rest(stream);
 }
 
 void td__stream_resume(struct td__stream *stream)

@@ -135,11 +135,6 @@ bool td__worker_is_dying(const struct td__worker *worker)
     return td__process_stat(worker->pid, &stat) && (stat.state == 'Z' || stat.exiting);
 }
 
-bool td__worker_lingers(const struct td__worker *worker)
-{
-    return worker->running || (worker->signalled && !kill(-worker->pid, 0));
-}
-
 void td__worker_close(struct td__worker *worker)
 {
     td__stream_finish(&worker->streams[TD__OUT]);

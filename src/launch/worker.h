@@ -50,9 +50,6 @@ void td__worker_signal(struct td__worker *worker, int signal);
 /** True when the worker, not reaped yet, has begun to end. */
 bool td__worker_is_dying(const struct td__worker *worker);
 
-/** True while the worker, or another process of its group that was signalled with it, runs. */
-bool td__worker_lingers(const struct td__worker *worker);
-
 /** Closes what it has open. The handles are closed once the loop has run again. */
 void td__worker_close(struct td__worker *worker);
 
