@@ -352,9 +352,9 @@ static void on_full(void *arg, int error)
     char text[256];
     snprintf(text, sizeof text, "the store's server (process %d) cannot accept more clients: %s",
              (int)getpid(), td__errno_text(error));
-    struct connection *client;
-    TAILQ_FOREACH(client, &server->clients, client_link)
-    td__session_fail_waits(&client->session, TD_ERR_SYSTEM, text);
+    for (struct connection *at = TAILQ_FIRST(&server->clients); at;
+         at = TAILQ_NEXT(at, client_link))
+        td__session_fail_waits(&at->session, TD_ERR_SYSTEM, text);
     flush_all(server);
 }
 
