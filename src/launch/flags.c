@@ -121,12 +121,8 @@ static td_status take(const struct td__flag *flag, const char *attached, int arg
 {
     char where[NAME_ROOM + 2];
     snprintf(where, sizeof where, "--%s", flag->name);
-    if (!flag->argument) {
-        if (attached)
-            return td_fail(TD_ERR_INVALID, "%s takes no value, but was given \"%s\"", where,
-                           attached);
-        return set(flag, NULL, where, target);
-    }
+    if (!flag->argument && attached)
+        return td_fail(TD_ERR_INVALID, "%s takes no value, but was given \"%s\"", where, attached);
     if (!attached && needs_value(flag)) {
         if (*at + 1 >= argc || !strncmp(argv[*at + 1], "--", 2))
             return td_fail(TD_ERR_INVALID, "%s needs a value: %s %s", where, where, flag->argument);
@@ -183,13 +179,10 @@ td_status td__flags_from_environment(const struct td__flag_table *table, void *t
             continue;
         if (!needs_value(flag) && !strcmp(value, "0"))
             continue;
-        if (!needs_value(flag) && !strcmp(value, "1")) {
-            TD_TRY(set(flag, NULL, variable, target));
-        } else if (flag->argument) {
-            TD_TRY(set(flag, value, variable, target));
-        } else {
+        bool on = !needs_value(flag) && !strcmp(value, "1");
+        if (!flag->argument && !on)
             return td_fail(TD_ERR_INVALID, "%s: \"%s\" is neither 0 nor 1", variable, value);
-        }
+        TD_TRY(set(flag, on ? NULL : value, variable, target));
     }
     return TD_OK;
 }
