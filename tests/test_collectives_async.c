@@ -5,6 +5,8 @@
 #include "reduction_reference.h"
 #include "runner.h"
 
+#include "base/clock.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -305,9 +307,6 @@ static void *use_group(void *arg)
 /* Groups that overlap, each used by a thread of its own, blocking and not. */
 static void use_groups_at_once(const struct setup *setup)
 {
-#ifdef __SANITIZE_THREAD__
-    td_test_skip("ThreadSanitizer does not see an order that comes about through another process");
-#endif
     struct scene world = scene_open(setup);
     struct thread threads[THREADS];
     pthread_t ids[THREADS];
@@ -384,4 +383,87 @@ RANKS(groups_at_once_tcp, .ranks = 3, .deadline_s = 60)
 RANKS(groups_at_once_hosts, .ranks = 4, .deadline_s = 60)
 {
     use_groups_at_once(&(struct setup){.hosts = "0110"});
+}
+
+/* ---- Memory that another rank passes from one group to another -------------------------------- */
+
+enum { MOVED = 100000, MOVES = 3, HEAD_START_MS = 20 };
+
+struct mover {
+    td_group *group;
+    bool message; /* a message from rank 1, or an all_reduce */
+    int delay_ms;
+    float *data;
+};
+
+static void move(const struct mover *mover)
+{
+    if (!mover->message)
+        CHECK_OK(td_group_all_reduce(mover->data, mover->data, MOVED, TD_F32, TD_SUM, mover->group,
+                                     NULL));
+    else if (td_test_rank() == 0)
+        CHECK_OK(td_group_recv(mover->data, MOVED, TD_F32, 1, 0, mover->group, NULL));
+    else if (td_test_rank() == 1)
+        CHECK_OK(td_group_send(mover->data, MOVED, TD_F32, 0, 0, mover->group, NULL));
+}
+
+static void *move_later(void *arg)
+{
+    const struct mover *mover = arg;
+    td__sleep_ns((int64_t)mover->delay_ms * 1000000);
+    move(mover);
+    return NULL;
+}
+
+/* Rank 1 uses one buffer in both groups, one after the other. Rank 0 accesses it from two threads, which only rank 1
+ * orders: the second call waits for rank 1 before the first one is made. ThreadSanitizer must see that order. */
+static void pass_between_groups(const struct setup *setup, bool first_is_message,
+                                bool second_is_message)
+{
+    struct scene scene = scene_open(setup);
+    struct mover movers[2] = {{.message = first_is_message, .delay_ms = HEAD_START_MS},
+                              {.message = second_is_message}};
+    float *shared = td_alloc(MOVED * sizeof *shared);
+    for (int k = 0; k < 2; k++) {
+        CHECK_OK(td_new_group(NULL, 0, NULL, &movers[k].group));
+        movers[k].data = scene.rank == 1 ? shared : td_alloc(MOVED * sizeof *shared);
+        for (int i = 0; i < MOVED; i++)
+            movers[k].data[i] = 0;
+        move(&movers[k]); /* the memory is mapped now */
+    }
+    for (int round = 0; round < MOVES; round++) {
+        pthread_t ids[2];
+        td_test_barrier();
+        for (int k = 0; k < 2 && scene.rank == 0; k++)
+            CHECK_EQ(pthread_create(&ids[k], NULL, move_later, &movers[k]), 0);
+        for (int k = 0; k < 2 && scene.rank == 0; k++)
+            pthread_join(ids[k], NULL);
+        for (int k = 0; k < 2 && scene.rank != 0; k++)
+            move(&movers[k]);
+    }
+    for (int k = 0; k < 2; k++)
+        if (movers[k].data != shared)
+            td_free(movers[k].data);
+    td_free(shared);
+    scene_close(&scene);
+}
+
+RANKS(a_buffer_passes_between_groups, .ranks = 2)
+{
+    pass_between_groups(&here, false, false);
+}
+
+RANKS(a_buffer_passes_between_groups_hosts, .ranks = 3)
+{
+    pass_between_groups(&(struct setup){.hosts = "001"}, false, false);
+}
+
+RANKS(a_buffer_passes_from_a_message_to_a_group, .ranks = 2)
+{
+    pass_between_groups(&here, true, false);
+}
+
+RANKS(a_buffer_passes_from_a_group_to_a_message, .ranks = 2)
+{
+    pass_between_groups(&here, false, true);
 }

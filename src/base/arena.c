@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -545,3 +546,17 @@ void td__arena_view_close(struct td__arena_view *view)
     close(view->fd);
     *view = (struct td__arena_view){.fd = -1};
 }
+
+#if defined(__SANITIZE_THREAD__)
+static atomic_uint view_accesses;
+
+void td__view_access_begin(void)
+{
+    (void)atomic_load_explicit(&view_accesses, memory_order_acquire);
+}
+
+void td__view_access_end(void)
+{
+    atomic_fetch_add_explicit(&view_accesses, 1, memory_order_release);
+}
+#endif

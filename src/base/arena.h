@@ -65,6 +65,21 @@ void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
 
 void td__arena_view_close(struct td__arena_view *view);
 
+/** Enclose accesses to the memory of views; they do nothing but for ThreadSanitizer. The owner of a buffer may pass it
+ *  to one call, and when that is complete, to another: two threads of this process, each in one of the calls, then
+ *  access the buffer in an order that only the owner's process establishes, and ThreadSanitizer sees only this one. */
+#if defined(__SANITIZE_THREAD__)
+void td__view_access_begin(void);
+void td__view_access_end(void);
+#else
+static inline void td__view_access_begin(void)
+{
+}
+static inline void td__view_access_end(void)
+{
+}
+#endif
+
 /* ---- Pages of memory: 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64 ------------------------ */
 
 static inline size_t td__page_size(void)

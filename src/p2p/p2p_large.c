@@ -178,8 +178,10 @@ static bool find_route(struct td__p2p *p2p, const struct td__post *post, uint32_
 static bool move_piece(const struct route *route, char *here, size_t offset, size_t size, bool push)
 {
     if (route->mapped) {
+        td__view_access_begin();
         memcpy(push ? route->mapped + offset : here + offset,
                push ? here + offset : route->mapped + offset, size);
+        td__view_access_end();
         return true;
     }
     while (size) {

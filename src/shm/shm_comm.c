@@ -1,6 +1,7 @@
 /* Ranks on one host: announcing calls, waiting for them, and failing together; see shm_comm.h. */
 #include "shm/shm_comm.h"
 
+#include "base/arena.h"
 #include "base/fail.h"
 #include "base/text.h"
 
@@ -78,14 +79,17 @@ static td_status broken(struct td__shm_comm *comm)
 td_status td__shm_write_begin(struct td__shm_comm *comm)
 {
     atomic_store(&comm->cells[comm->index].writing, 1);
-    if (!atomic_load(&comm->head->broken))
+    if (!atomic_load(&comm->head->broken)) {
+        td__view_access_begin();
         return TD_OK;
+    }
     td__shm_write_end(comm);
     return broken(comm);
 }
 
 void td__shm_write_end(struct td__shm_comm *comm)
 {
+    td__view_access_end();
     atomic_store_explicit(&comm->cells[comm->index].writing, 0, memory_order_release);
 }
 
