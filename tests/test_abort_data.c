@@ -8,6 +8,7 @@
 #include <tandem/group.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 enum { ROUNDS = 60, COUNT = 100000, CALLS = 50 };
@@ -117,4 +118,96 @@ RANKS(not_shareable_in_place, .ranks = 3)
 RANKS(over_tcp, .ranks = 2)
 {
     abort_calls(&tcp, false, false);
+}
+
+RANKS(on_hosts, .ranks = 3)
+{
+    abort_calls(&mixed, false, false);
+}
+
+/* ---- Memory that the library copies to -------------------------------------------------------- */
+
+enum { COPIED = 4 << 20, COPY_ROUNDS = 6, CHECK_NS = 20000000 };
+
+struct copied_call {
+    td_group *group;
+    float *data;
+    float *expected; /* where td_alloc() allocates as much while no call is under way */
+    atomic_bool over;
+};
+
+/* Rank 0's thread, while the library writes to `data`. */
+__attribute__((no_sanitize_thread)) static bool is_written(const volatile float *data)
+{
+    return *data != 1;
+}
+
+/* Aborts the group while rank 0 writes the result: first to its own buffer, then to the copy of rank 1. */
+static void *abort_while_it_writes(void *arg)
+{
+    struct copied_call *call = arg;
+    while (!is_written(call->data) && !atomic_load(&call->over))
+        continue;
+    CHECK_OK(td_group_abort(call->group));
+    return NULL;
+}
+
+/* Allocates the memory of the copy as soon as it is free: rank 0 must not write to it any more. */
+static void *reuse_the_copy(void *arg)
+{
+    struct copied_call *call = arg;
+    size_t bytes = COPIED * sizeof(float);
+    float *memory = td_alloc(bytes);
+    while (memory && memory != call->expected && !atomic_load(&call->over)) {
+        td_free(memory);
+        memory = td_alloc(bytes);
+    }
+    CHECK(memory);
+    volatile float *last = &memory[COPIED - 1];
+    *last = -1;
+    int64_t end = td__now_ns() + CHECK_NS;
+    do
+        if (*last != -1)
+            FAIL("rank 0 wrote %g to memory that was freed", (double)*last);
+    while (td__now_ns() < end);
+    td_free(memory);
+    return NULL;
+}
+
+/* Rank 1's memory is not shareable, so that the library passes rank 0 a copy. It must not be freed before rank 0 knows
+ * of the failure. */
+RANKS(copies_on_hosts, .ranks = 3)
+{
+    open_world(&mixed, 0);
+    size_t bytes = COPIED * sizeof(float);
+    int rank = td_test_rank();
+    struct copied_call call = {.data = rank ? malloc(bytes) : td_alloc(bytes)};
+    for (int round = 0; round < COPY_ROUNDS; round++) {
+        pthread_t thread;
+        CHECK_OK(td_new_group(NULL, 0, NULL, &call.group));
+        CHECK_OK(td_group_barrier(call.group, NULL));
+        for (int i = 0; i < COPIED; i++)
+            call.data[i] = 1;
+        call.expected = td_alloc(bytes);
+        td_free(call.expected);
+        atomic_store(&call.over, false);
+        td_test_barrier();
+        if (rank < 2)
+            CHECK(!pthread_create(&thread, NULL, rank ? reuse_the_copy : abort_while_it_writes,
+                                  &call));
+        td_status status = td_group_all_reduce(call.data, call.data, COPIED, TD_F32, TD_SUM,
+                                               call.group, NULL);
+        atomic_store(&call.over, true);
+        if (rank < 2)
+            pthread_join(thread, NULL);
+        if (status)
+            CHECK_FAILS(status, TD_ERR_ABORTED, "was aborted by rank 0");
+        td_test_barrier();
+        td_group_destroy(call.group);
+    }
+    if (rank)
+        free(call.data);
+    else
+        td_free(call.data);
+    CHECK_OK(td_destroy_process_group());
 }

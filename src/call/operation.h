@@ -22,6 +22,9 @@ struct td__operation {
                               wait reads no clock */
     const char *group;     /* its name, for error texts */
     int parts; /* the number of the counts of the call, if it has any: ranks of the group */
+    /* NULL, or memory of td_alloc() that replaces a buffer. Freed after a failure is published: until then, other ranks
+     * may access it. */
+    void *copy;
 };
 
 /* The size limit of an error text that is sent to other ranks. */

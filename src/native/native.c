@@ -369,7 +369,7 @@ static td_status attach(struct td__native *native, const struct td__operation *o
     return td__explain_delay(native->group, operation->call.sequence, -1, status);
 }
 
-static td_status run_on_transport(struct td__native *native, const struct td__operation *operation)
+static td_status run_on_transport(struct td__native *native, struct td__operation *operation)
 {
     if (native->group->size == 1)
         return run_alone(operation);
@@ -418,14 +418,13 @@ static td_status in_place_all_to_all(struct td__native *native, struct td__opera
 {
     size_t bytes = operation->call.count * td__operation_element(operation) *
                    (size_t)native->group->size;
-    void *copy = td_alloc(bytes);
-    if (!copy)
+    operation->copy = td_alloc(bytes);
+    if (!operation->copy)
         return TD_ERR_NOMEM;
-    memcpy(copy, operation->call.input, bytes);
-    operation->call.input = copy;
+    memcpy(operation->copy, operation->call.input, bytes);
+    operation->call.input = operation->copy;
     td_status status = run_on_transport(native, operation);
     operation->call.input = operation->call.output;
-    td_free(copy);
     return status;
 }
 
@@ -453,6 +452,7 @@ static td_status run(void *self, const td_call *call)
     struct td__operation *operation = TD__CONTAINER(call, struct td__operation, call);
     operation->called_root = call->root;
     operation->past = 0;
+    operation->copy = NULL;
     operation->deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
     operation->group = native->group->name;
     operation->parts = native->group->size;
@@ -471,6 +471,8 @@ static td_status run(void *self, const td_call *call)
     else if (native->history)
         td__call_history_end(native->history, operation,
                              receives_from_all(native->group, operation));
+    if (operation->copy)
+        td_free(operation->copy);
     return status;
 }
 

@@ -296,7 +296,7 @@ static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__op
     return td__shm_await_all(hierarchy->comm, &inside, 2);
 }
 
-td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation)
+td_status td__hierarchy_run(struct td__hierarchy *hierarchy, struct td__operation *operation)
 {
     if (operation->call.kind == TD_OP_BARRIER)
         return barrier(hierarchy, operation);
@@ -307,16 +307,15 @@ td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__op
     if (!bytes || !hierarchy->comm || shareable)
         return run_shared(hierarchy, operation);
 
-    void *copy = td_alloc(bytes);
+    operation->copy = td_alloc(bytes);
     struct td__operation copied = *operation;
-    if (!copy)
+    if (!operation->copy)
         return TD_ERR_NOMEM;
-    memcpy(copy, operation->call.input, bytes);
-    copied.call.input = copy;
-    copied.call.output = writes ? copy : NULL;
-    td_status status = run_shared(hierarchy, &copied);
-    if (!status && writes)
-        memcpy(operation->call.output, copy, bytes);
-    td_free(copy);
-    return status;
+    memcpy(operation->copy, operation->call.input, bytes);
+    copied.call.input = operation->copy;
+    copied.call.output = writes ? operation->copy : NULL;
+    TD_TRY(run_shared(hierarchy, &copied));
+    if (writes)
+        memcpy(operation->call.output, operation->copy, bytes);
+    return TD_OK;
 }

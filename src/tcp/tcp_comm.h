@@ -99,6 +99,6 @@ struct td__tcp_comm *td__hierarchy_rail(const struct td__hierarchy *hierarchy);
 /** Whether td__hierarchy_run() implements `kind`: all_reduce, reduce, broadcast and barrier. */
 bool td__hierarchy_has(td_op_kind kind);
 
-td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation);
+td_status td__hierarchy_run(struct td__hierarchy *hierarchy, struct td__operation *operation);
 
 #endif
