@@ -1,6 +1,7 @@
 /* A group that is aborted in the middle of its calls: a call that returns TD_OK has the right result, and the
  * memory of one that failed is its owner's again at once. */
 #include "runner.h"
+#include "thread_sanitizer.h"
 #include "ways.h"
 
 #include "base/clock.h"
@@ -127,7 +128,7 @@ RANKS(on_hosts, .ranks = 3)
 
 /* ---- Memory that the library copies to -------------------------------------------------------- */
 
-enum { COPIED = 4 << 20, COPY_ROUNDS = 6, CHECK_NS = 20000000 };
+enum { COPIED = 4 << 20, COPY_ROUNDS = UNDER_TSAN ? 2 : 6, CHECK_NS = 20000000 };
 
 struct copied_call {
     td_group *group;
