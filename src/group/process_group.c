@@ -268,7 +268,7 @@ free_all:
 td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
                         const td_group_options *options, td_group **group_out)
 {
-    td_group *group;
+    td_group *group = NULL;
     TD_TRY(make(root, ranks, count, key, options, &group));
     pthread_mutex_lock(&root->lock);
     if (root->first) {
