@@ -1,6 +1,6 @@
 /* The loops of reductions.
  *
- * A row is reduced in 4 vectors of 64 bytes, columns by eight rows at a time, in a tree. Totals are f64 for all
+ * A row is reduced in 8 vectors of 32 bytes, columns by eight rows at a time, in a tree. Totals are f64 for all
  * floats, and a row is passed in stretches of bounded length. So the error of an f32 sum does not grow with the
  * number of elements, and the order of the additions depends on the shape only.
  *
@@ -14,10 +14,10 @@
 
 typedef enum td__reduce_kind kind;
 
-/* Vectors of 64 bytes, whatever the processor has: the compiler splits them. They need no more
- * alignment than their elements. */
-typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef double f64x8 __attribute__((vector_size(64), aligned(8), may_alias));
+/* Vectors of 32 bytes: GCC splits larger ones through memory where the processor has no registers for them. They need
+ * no more alignment than their elements. */
+typedef float f32x8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double f64x4 __attribute__((vector_size(32), aligned(8), may_alias));
 
 /* The neutral element. */
 ALWAYS double neutral(kind k)
@@ -63,26 +63,33 @@ ALWAYS kind joining(kind k)
 
 /* ---- Lanes become one number, by halves: sums and products ------------------------------------- */
 
-ALWAYS f64x8 join_lanes(kind k, f64x8 a, f64x8 b)
+ALWAYS f64x4 join_lanes(kind k, f64x4 a, f64x4 b)
 {
     return k == TD__REDUCE_PROD ? a * b : a + b;
 }
 
-ALWAYS double fold_f64(kind k, f64x8 v)
+ALWAYS double fold_f64(kind k, f64x4 low, f64x4 high)
 {
-    v = join_lanes(k, v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
-    v = join_lanes(k, v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
-    v = join_lanes(k, v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+    f64x4 v = join_lanes(k, low, high);
+    v = join_lanes(k, v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    v = join_lanes(k, v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
     return v[0];
 }
 
-ALWAYS double fold_f32(kind k, f32x16 v)
+ALWAYS f64x4 widen_low(f32x8 v)
 {
-    f64x8 low = __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
-                                        f64x8);
-    f64x8 high = __builtin_convertvector(
-        __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
-    return fold_f64(k, join_lanes(k, low, high));
+    return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), f64x4);
+}
+
+ALWAYS f64x4 widen_high(f32x8 v)
+{
+    return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64x4);
+}
+
+ALWAYS double fold_f32(kind k, f32x8 low, f32x8 high)
+{
+    return fold_f64(k, join_lanes(k, widen_low(low), widen_low(high)),
+                    join_lanes(k, widen_high(low), widen_high(high)));
 }
 
 /* ---- Floats ------------------------------------------------------------------------------------
@@ -119,17 +126,17 @@ ALWAYS double fold_f32(kind k, f32x16 v)
     /* Not every compiler can split a comparison of vectors. */                                        \
     ALWAYS void extreme_row_of_##name(kind k, double *total, const T *x, int64_t count)                \
     {                                                                                                  \
-        T lanes[4 * LANES], rest = (T)neutral(k);                                                      \
+        T lanes[8 * LANES], rest = (T)neutral(k);                                                      \
         int64_t i = 0;                                                                                 \
-        for (int lane = 0; lane < 4 * LANES; lane++)                                                   \
+        for (int lane = 0; lane < 8 * LANES; lane++)                                                   \
             lanes[lane] = rest;                                                                        \
-        for (; i + 4 * LANES <= count; i += 4 * LANES)                                                 \
-            for (int lane = 0; lane < 4 * LANES; lane++)                                               \
+        for (; i + 8 * LANES <= count; i += 8 * LANES)                                                 \
+            for (int lane = 0; lane < 8 * LANES; lane++)                                               \
                 lanes[lane] = step_##name(k, lanes[lane], x[i + lane]);                                \
         for (; i < count; i++)                                                                         \
             rest = step_##name(k, rest, x[i]);                                                         \
-        if (count >= 4 * LANES)                                                                        \
-            for (int lane = 0; lane < 4 * LANES; lane++)                                               \
+        if (count >= 8 * LANES)                                                                        \
+            for (int lane = 0; lane < 8 * LANES; lane++)                                               \
                 rest = step_##name(k, rest, lanes[lane]);                                              \
         *total = step_f64(k, *total, (double)rest);                                                    \
     }                                                                                                  \
@@ -138,25 +145,24 @@ ALWAYS double fold_f32(kind k, f32x16 v)
     {                                                                                                  \
         kind join = joining(k);                                                                        \
         T rest = (T)neutral(k);                                                                        \
-        V a = (V){0} + rest, b = a, c = a, d = a;                                                      \
+        V t[8];                                                                                        \
         int64_t i = 0;                                                                                 \
-        for (; i + 4 * LANES <= count; i += 4 * LANES) {                                               \
-            const V *at = (const V *)(x + i);                                                          \
-            a = vector_step_##name(k, a, at[0]);                                                       \
-            b = vector_step_##name(k, b, at[1]);                                                       \
-            c = vector_step_##name(k, c, at[2]);                                                       \
-            d = vector_step_##name(k, d, at[3]);                                                       \
-        }                                                                                              \
-        for (; i + LANES <= count; i += LANES)                                                         \
-            a = vector_step_##name(k, a, *(const V *)(x + i));                                         \
-        a = vector_step_##name(join, a, b);                                                            \
-        c = vector_step_##name(join, c, d);                                                            \
-        a = vector_step_##name(join, a, c);                                                            \
+        for (int v = 0; v < 8; v++)                                                                    \
+            t[v] = (V){0} + rest;                                                                      \
+        for (; i + 8 * LANES <= count; i += 8 * LANES)                                                 \
+            for (int v = 0; v < 8; v++)                                                                \
+                t[v] = vector_step_##name(k, t[v], *(const V *)(x + i + v * LANES));                   \
+        for (; i + 2 * LANES <= count; i += 2 * LANES)                                                 \
+            for (int v = 0; v < 2; v++)                                                                \
+                t[v] = vector_step_##name(k, t[v], *(const V *)(x + i + v * LANES));                   \
+        for (int v = 0; v < 2; v++)                                                                    \
+            t[v] = vector_step_##name(join, vector_step_##name(join, t[v], t[v + 2]),                  \
+                                      vector_step_##name(join, t[v + 4], t[v + 6]));                   \
         for (; i < count; i++)                                                                         \
             rest = step_##name(k, rest, x[i]);                                                         \
         double sum = rest;                                                                             \
-        if (count >= LANES)                                                                            \
-            sum = step_f64(join, sum, fold_##name(join, a));                                           \
+        if (count >= 2 * LANES)                                                                        \
+            sum = step_f64(join, sum, fold_##name(join, t[0], t[1]));                                  \
         *total = step_f64(join, *total, sum);                                                          \
     }                                                                                                  \
                                                                                                        \
@@ -215,8 +221,8 @@ ALWAYS double fold_f32(kind k, f32x16 v)
         FOR_EACH_KIND(k, CALL_COLUMNS, name)                                                           \
     }
 
-FLOATS(f64, double, f64x8, 8)
-FLOATS(f32, float, f32x16, 16)
+FLOATS(f64, double, f64x4, 4)
+FLOATS(f32, float, f32x8, 8)
 
 const struct td__reducer td__reducer_f64 = {TD_F64, TD_F64, row_f64, columns_f64};
 const struct td__reducer td__reducer_f32 = {TD_F32, TD_F64, row_f32, columns_f32};
