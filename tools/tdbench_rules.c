@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_ROUNDS = 7, MOST_ROUNDS = 500, TRIES = 4, GUESS_ROUNDS = 3, CLOCK_READINGS = 1000 };
+enum { LEAST_ROUNDS = 31, MOST_ROUNDS = 500, TRIES = 4, GUESS_ROUNDS = 3, CLOCK_READINGS = 1000 };
 
 #define SLACK 1.1
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 /* All workers of a job can be counted. */
-enum { MOST_NODES = 1 << 16, MOST_WORKERS = 1 << 14 };
+enum { MOST_NODES = 1 << 16, MOST_WORKERS = 1 << 16 };
 
 enum { TEXT_LIMIT = 4096 };
 
