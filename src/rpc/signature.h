@@ -1,0 +1,26 @@
+/* Signatures of functions, "add(x: tensor, y: tensor, alpha: float = 1)"; see td_rpc_register(). */
+#ifndef TD_RPC_SIGNATURE_H
+#define TD_RPC_SIGNATURE_H
+
+#include "rpc/value_internal.h"
+
+struct td__signature;
+
+/** Parses a signature. TD_ERR_INVALID with the place of the mistake. */
+td_status td__signature_parse(const char *text, struct td__signature **signature);
+void td__signature_free(struct td__signature *signature);
+
+/** The name of the function, without its parameters. */
+const char *td__signature_name(const struct td__signature *signature);
+
+/**
+ * Puts the arguments of a call in the order of the parameters, checks their number and types, and fills in defaults.
+ * `args` is a list or NULL, `kwargs` a map or NULL. *bound has *count values, each with one reference, for
+ * td__bound_free(). TD_ERR_INVALID: "add() takes 2 to 3 arguments, not 4", "add(): argument 1 (y) is a text, not a
+ * tensor", "add() has no parameter z", "add(): x is given twice".
+ */
+td_status td__signature_bind(const struct td__signature *signature, const td_value *args,
+                             const td_value *kwargs, td_value ***bound, int *count);
+void td__bound_free(td_value **bound, int count);
+
+#endif
