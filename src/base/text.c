@@ -27,3 +27,22 @@ bool td__text_read(const char *path, char *text, size_t room)
     text[size > 0 ? size : 0] = 0;
     return size > 0;
 }
+
+size_t td__utf8_length(const char *at, const char *end)
+{
+    const unsigned char *s = (const unsigned char *)at;
+    size_t left = (size_t)(end - at);
+    if (left == 0)
+        return 0;
+    if (s[0] < 0x80)
+        return 1;
+    size_t length = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] < 0xc2 || s[0] > 0xf4 || length > left)
+        return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    bool too_long = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
+    bool surrogate = s[0] == 0xed && s[1] >= 0xa0, beyond = s[0] == 0xf4 && s[1] >= 0x90;
+    return too_long || surrogate || beyond ? 0 : length;
+}

@@ -1,4 +1,4 @@
-/* Texts in memory of a fixed size. */
+/* Texts in memory of a fixed size, and UTF-8. */
 #ifndef TD_BASE_TEXT_H
 #define TD_BASE_TEXT_H
 
@@ -11,5 +11,9 @@ void td__text_add(char *text, size_t room, const char *format, ...)
 
 /** Reads a small file of the kernel's, without its line end; false where it cannot be read or is empty. */
 bool td__text_read(const char *path, char *text, size_t room);
+
+/** The length of the UTF-8 character at `at`, which must end before `end`; 0 if it is invalid:
+ *  overlong forms, surrogates and code points above U+10FFFF are. */
+size_t td__utf8_length(const char *at, const char *end);
 
 #endif

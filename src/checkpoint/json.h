@@ -38,10 +38,6 @@ bool td__json_skip(struct td__json *json);
 /** True if only white space is left. */
 bool td__json_end(struct td__json *json);
 
-/** The length of the UTF-8 character at `at`, which must end before `end`; 0 if it is invalid:
- *  overlong forms, surrogates and code points above U+10FFFF are. */
-size_t td__utf8_length(const char *at, const char *end);
-
 /** Appends `text` as a JSON string, with its quotes. False if it is not UTF-8. */
 bool td__json_put(struct td__buffer *buffer, const char *text);
 

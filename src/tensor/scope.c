@@ -1,5 +1,5 @@
-/* Scopes, which own results. Each thread has one stack of the tensors that its scopes hold, and a stack of
- * marks: a scope holds the tensors from its mark to the next one.
+/* Scopes, which own results: tensors, and values and futures of remote calls. Each thread has one stack of the
+ * objects that its scopes hold, and a stack of marks: a scope holds the objects from its mark to the next one.
  *
  *     held    a b c d e f g
  *     marks   0   2     5          three scopes: a b, c d e, f g
@@ -12,8 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct held {
+    void *object;
+    td__release_fn release;
+};
+
 static _Thread_local struct {
-    td_tensor **held;
+    struct held *held;
     size_t count, capacity;
     size_t *marks;
     size_t depth, mark_capacity;
@@ -46,8 +51,10 @@ void td_scope_end(td_scope *scope)
         return;
     while (scopes.depth >= scope->depth) {
         size_t mark = scopes.marks[scopes.depth - 1];
-        while (scopes.count > mark)
-            td_tensor_release(scopes.held[--scopes.count]);
+        while (scopes.count > mark) {
+            struct held last = scopes.held[--scopes.count];
+            last.release(last.object);
+        }
         scopes.depth--;
     }
     scope->depth = 0;
@@ -58,36 +65,48 @@ void td_scope_end(td_scope *scope)
     }
 }
 
-/* Inserts the tensor into the stack at `index`. */
-static td_tensor *hold(td_tensor *tensor, size_t index)
+/* Inserts the object into the stack at `index`. */
+static void *hold(void *object, td__release_fn release, size_t index)
 {
     if (scopes.count == scopes.capacity &&
         !grow((void **)&scopes.held, &scopes.capacity, sizeof scopes.held[0])) {
-        td_tensor_release(tensor);
+        release(object);
         td__fail_nomem("td_scope");
         return NULL;
     }
     memmove(scopes.held + index + 1, scopes.held + index,
             (scopes.count - index) * sizeof scopes.held[0]);
-    scopes.held[index] = tensor;
+    scopes.held[index] = (struct held){object, release};
     scopes.count++;
-    return tensor;
+    return object;
+}
+
+void *td__scope_adopt(void *object, td__release_fn release)
+{
+    return object && scopes.depth ? hold(object, release, scopes.count) : object;
+}
+
+void *td__scope_return(void *object, td__release_fn release)
+{
+    if (!object || scopes.depth < 2)
+        return object;
+    object = hold(object, release, scopes.marks[scopes.depth - 1]);
+    if (object)
+        scopes.marks[scopes.depth - 1]++;
+    return object;
+}
+
+static void release_tensor(void *tensor)
+{
+    td_tensor_release(tensor);
 }
 
 td_tensor *td__adopt(td_tensor *tensor)
 {
-    return tensor && scopes.depth ? hold(tensor, scopes.count) : tensor;
+    return td__scope_adopt(tensor, release_tensor);
 }
 
 td_tensor *td_scope_return(td_tensor *tensor)
 {
-    if (!tensor)
-        return NULL;
-    td_tensor_retain(tensor);
-    if (scopes.depth < 2)
-        return tensor;
-    tensor = hold(tensor, scopes.marks[scopes.depth - 1]);
-    if (tensor)
-        scopes.marks[scopes.depth - 1]++;
-    return tensor;
+    return td__scope_return(td_tensor_retain(tensor), release_tensor);
 }

@@ -170,4 +170,10 @@ td_tensor *td__squeeze(td_tensor *tensor, int dim);
  * memory the tensor is released, and NULL returned. */
 td_tensor *td__adopt(td_tensor *tensor);
 
+/** The same for any object, which `release` releases; and td_scope_return() for an object with a reference more, which
+ *  goes to the outer scope, or to the caller. */
+typedef void (*td__release_fn)(void *object);
+void *td__scope_adopt(void *object, td__release_fn release);
+void *td__scope_return(void *object, td__release_fn release);
+
 #endif
