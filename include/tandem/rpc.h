@@ -133,7 +133,7 @@ typedef struct td_rpc_method {
  *     static const td_rpc_method net_methods[] = {{"forward(x: tensor)", net_forward}, {0}};
  *     td_rpc_register_class(&(td_rpc_class){.signature = "Net(inputs: int = 2)", .create = net_create,
  *                                           .destroy = net_destroy, .methods = net_methods});
- *     td_rref *net = td_remote("b", "Net", NULL, NULL);
+ *     td_rref *net = td_remote("b", "Net", TD_NO_ARGS, NULL);
  *     td_value *y = td_rref_sync(net, "forward", TD_ARGS(x), NULL);
  */
 typedef struct td_rpc_class {
@@ -168,8 +168,8 @@ typedef struct td_rpc_call_options {
     void *reserved[4];
 } td_rpc_call_options;
 
-/** Calls a function of the worker `to` (a name; this worker's own is fine), and waits for its result. `args` is a list;
- *  NULL: none. NULL on failure. */
+/** Calls a function of the worker `to` (a name; this worker's own is fine), and waits for its result. `args` is a list:
+ *  TD_ARGS(…) or TD_NO_ARGS. NULL on failure. */
 TD_API td_value *td_rpc_sync(const char *to, const char *function, td_value *args,
                              const td_rpc_call_options *options);
 

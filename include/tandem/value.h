@@ -161,6 +161,7 @@ TD_API td_value *td_value_same(td_value *value);
         td_value *: td_value_same)(x)
 #endif
 
+#define TD_NO_ARGS td_value_list(NULL, 0)
 #define TD_ARGS(...)                                                                               \
     td_value_list(TD_VALUES(TD_ARGS_JOIN(TD_ARGS_, TD_ARGS_COUNT(__VA_ARGS__))(__VA_ARGS__)))
 #define TD_ARGS_COUNT(...) TD_ARGS_TWELFTH(__VA_ARGS__, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)

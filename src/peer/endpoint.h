@@ -23,7 +23,7 @@
 
 struct td__endpoint;
 
-enum td__link_channel { TD__CHANNEL_COLLECTIVE, TD__CHANNEL_MESSAGES };
+enum td__link_channel { TD__CHANNEL_COLLECTIVE, TD__CHANNEL_MESSAGES, TD__CHANNEL_RPC };
 
 /** Makes this rank reachable: at `host` (an address of this machine) by TCP, and at a unix socket.
  *  `shared` false: as if every rank were on a host of its own. */

@@ -3,8 +3,8 @@
  *     nil, bool, int, float (64 bits), str, bin, array, map     the values of these kinds; keys of maps are str
  *     ext 1, tensor       u32 number of the tensor: the tensors themselves travel beside the bytes
  *     ext 2, rref         the bytes of td__codec_fns.put_rref
- *     ext 3, module       msgpack of a map: its kind, its options and its state
- *     ext 4, object       msgpack of an array: the name of its class, and the packed value
+ *     ext 3, module       msgpack of ["", what td__module_pack() makes of it]
+ *     ext 4, object       msgpack of [the name of its class, the packed value]
  *
  * Bytes from outside are bounded: depth by TD_VALUE_MAX_DEPTH, and sizes by the bytes that are there, so that a
  * short message cannot make the reader allocate much memory. Numbers that do not fit (a u64 above INT64_MAX), texts
@@ -16,6 +16,7 @@
 #include "rpc/value_internal.h"
 
 enum { TD__MAX_TENSORS = 65536 }; /* of one message */
+enum { TD__EXT_TENSOR = 1, TD__EXT_RREF, TD__EXT_MODULE, TD__EXT_OBJECT };
 
 /** What the codec does with the parts that are not bytes. */
 typedef struct td__codec_fns {
@@ -36,5 +37,9 @@ td_status td__encode(const td_value *value, const td__codec_fns *fns, void *arg,
 
 /** The value of `size` bytes, with one reference. NULL on failure; TD_ERR_INVALID if they are not valid. */
 td_value *td__decode(const void *bytes, size_t size, const td__codec_fns *fns, void *arg);
+
+/** A module as a value (its kind, options and state), which belongs to the scope; and back. NULL on failure. */
+td_value *td__module_pack(td_module *module);
+td_module *td__module_unpack(const td_value *packed);
 
 #endif

@@ -1,15 +1,40 @@
-/* The functions and classes that calls can use: registry.c. */
+/* The functions and classes that calls can use: registry.c. Entries are reference-counted: one that is unregistered
+ * stays until its calls and objects have ended. */
 #ifndef TD_RPC_REGISTRY_H
 #define TD_RPC_REGISTRY_H
 
+#include "base/map.h"
 #include "rpc/signature.h"
 
 #include <tandem/rpc.h>
 
+#include <stdatomic.h>
+
+/** A function, a constructor or a method. */
+struct td__function_entry {
+    struct td__map_node by_name;
+    atomic_int owners;
+    struct td__signature *signature;
+    td_rpc_fn fn;
+    struct td__rpc_class_entry *owner; /* of a constructor: its class, retained; of a method: not retained */
+    void *arg;
+};
+
 struct td__rpc_class_entry;
 
-/** A registered function, method or constructor. Reference-counted. */
-struct td__function_entry;
+/** The function or constructor of a name, with one reference; NULL if there is none. */
+struct td__function_entry *td__function_find(const char *name, size_t size);
+
+/** The method of a class; NULL if there is none. */
+struct td__function_entry *td__method_find(struct td__rpc_class_entry *owner, const char *name);
+void td__function_release(struct td__function_entry *entry);
+
+/** Registers a function of the library itself. */
+td_status td__rpc_register_own(const char *signature, td_rpc_fn fn);
+
+/** Calls it with bound arguments. The result has one reference, or belongs to the scope, as `fn` returned it. */
+td_value *td__function_call(struct td__function_entry *entry, td_call *call, td_value *const *args,
+                            int count);
 
 /** The class of a name, with one reference; NULL if there is none. */
 struct td__rpc_class_entry *td__class_find(const char *name);

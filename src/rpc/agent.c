@@ -1,0 +1,369 @@
+/* The agent of this process: beginning, messages, end. */
+#include "rpc/agent.h"
+
+#include "base/fail.h"
+#include "base/option_rules.h"
+#include "os/socket.h"
+#include "rpc/lease.h"
+#include "store/store_ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096 };
+#define DEFAULT_MAX_MESSAGE ((size_t)64 << 20)
+
+/* ---- The process's agent ---------------------------------------------------------------------- */
+
+static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER; /* held by td_init_rpc() and td_rpc_shutdown() */
+static _Atomic(struct td__agent *) current;
+static atomic_int inside; /* threads that use the agent */
+
+struct td__agent *td__agent_hold(void)
+{
+    atomic_fetch_add(&inside, 1);
+    struct td__agent *agent = atomic_load(&current);
+    if (agent && agent->generation == td__fork_generation())
+        return agent;
+    atomic_fetch_sub(&inside, 1);
+    return NULL;
+}
+
+struct td__agent *td__agent_enter(const char *call)
+{
+    struct td__agent *agent = td__agent_hold();
+    if (!agent)
+        td_fail(TD_ERR_STATE, "%s: this process is no worker: td_init_rpc() makes it one", call);
+    return agent;
+}
+
+void td__agent_leave(struct td__agent *agent)
+{
+    if (agent)
+        atomic_fetch_sub(&inside, 1);
+}
+
+/* ---- Messages -------------------------------------------------------------------------------- */
+
+/* A message to this worker itself. */
+static void loop_back(struct td__agent *agent, struct td__message *message)
+{
+    struct td__message_header header;
+    struct td__incoming *incoming = NULL;
+    td__message_header_read(message->bytes.data, &header);
+    incoming = td__incoming_create(agent, agent->rank, &header, agent->max_message);
+    message->written = TD__HEADER_SIZE;
+    while (incoming) {
+        size_t want, have;
+        void *to = td__incoming_next(incoming, &want);
+        const void *from = td__message_next(message, &have);
+        if (!want)
+            break;
+        size_t size = want < have ? want : have;
+        if (to)
+            memcpy(to, from, size);
+        td__incoming_advance(incoming, size);
+        message->written += size;
+    }
+    td__message_free(message);
+    if (incoming)
+        td__agent_receive(NULL, incoming);
+    if (header.kind == TD__MESSAGE_REQUEST)
+        td__io_wake(agent);
+}
+
+static void fail_unsent(struct td__agent *agent, int rank, struct td__message *message,
+                        td_status status, const char *text)
+{
+    struct td__message_header header;
+    td__message_header_read(message->bytes.data, &header);
+    td__message_free(message);
+    if (header.kind == TD__MESSAGE_REQUEST)
+        td__call_fail(agent, rank, header.id, status, text);
+}
+
+td_status td__agent_send(struct td__agent *agent, int rank, struct td__message *message)
+{
+    if (rank == agent->rank) {
+        loop_back(agent, message);
+        return TD_OK;
+    }
+    pthread_mutex_lock(&agent->lock);
+    struct td__rpc_worker *worker = agent->workers[rank];
+    struct td__rpc_link *link = worker->link;
+    bool gone = worker->gone, connect = false;
+    if (link) {
+        td__link_retain(link);
+    } else if (!gone) {
+        *worker->last = message;
+        worker->last = &message->next;
+        connect = !worker->connecting;
+        worker->connecting = true;
+    }
+    pthread_mutex_unlock(&agent->lock);
+    if (link) {
+        td_status status = td__link_send(link, message);
+        td__link_release(link);
+        return status; /* the end of the link fails the call */
+    }
+    if (gone) {
+        char text[512];
+        snprintf(text, sizeof text, "worker \"%s\" %s", worker->name, worker->why);
+        fail_unsent(agent, rank, message, TD_ERR_PEER, text);
+        return TD_ERR_PEER;
+    }
+    if (connect)
+        td__workers_connect(agent, rank);
+    return TD_OK;
+}
+
+static void receive_reply(struct td__agent *agent, struct td__incoming *incoming)
+{
+    struct td__reader body = td__incoming_body(incoming);
+    uint64_t id = incoming->header.id;
+    const char *name = td__worker_name_of(agent, incoming->from);
+    char text[TD__ERROR_TEXT];
+    if (incoming->status || incoming->header.kind == TD__MESSAGE_REPLY) {
+        td_value *value = incoming->status ? NULL
+                                           : td__incoming_value(incoming, body.at,
+                                                                (size_t)(body.end - body.at));
+        if (value) {
+            td__call_complete(agent, incoming->from, id, value);
+            td_value_release(value);
+            return;
+        }
+        td_status status = incoming->status ? incoming->status : td__error_status();
+        snprintf(text, sizeof text, "the answer of worker \"%s\" cannot be used: %.1024s", name,
+                 incoming->status ? incoming->text : td__error_text());
+        td__call_fail(agent, incoming->from, id, status, text);
+        return;
+    }
+    td_status status = (td_status)td__reader_u32(&body);
+    struct td__span why = td__reader_string(&body, TD__ERROR_TEXT);
+    if (body.failed || status <= TD_OK || status > TD_ERR_ABORTED)
+        status = TD_ERR_INVALID;
+    snprintf(text, sizeof text, "worker \"%s\": %.*s", name, (int)why.size,
+             why.data ? why.data : "");
+    td__call_fail(agent, incoming->from, id, status, text);
+}
+
+static void receive_returns(struct td__agent *agent, const struct td__incoming *incoming)
+{
+    struct td__reader body = td__incoming_body(incoming);
+    while (body.at < body.end && !body.failed)
+        td__lease_end(agent, incoming->from, td__reader_u64(&body));
+}
+
+void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
+{
+    struct td__agent *agent = incoming->agent;
+    switch (incoming->header.kind) {
+    case TD__MESSAGE_REQUEST:
+        td__serve(agent, incoming);
+        return;
+    case TD__MESSAGE_REPLY:
+    case TD__MESSAGE_ERROR:
+        receive_reply(agent, incoming);
+        break;
+    case TD__MESSAGE_CANCEL:
+        td__serve_cancel(agent, incoming->from, incoming->header.id);
+        break;
+    case TD__MESSAGE_RETURN:
+        receive_returns(agent, incoming);
+        break;
+    case TD__MESSAGE_LEAVE:
+        if (link)
+            link->leaving = true;
+        break;
+    }
+    td__incoming_free(incoming);
+}
+
+/* ---- Beginning ------------------------------------------------------------------------------- */
+
+static td_status check_options(const char *name, const td_rpc_options *options)
+{
+    if (!name || !*name || strlen(name) > TD_RPC_MAX_NAME)
+        return td_fail(TD_ERR_INVALID, "td_init_rpc: a name has 1 to %d characters",
+                       TD_RPC_MAX_NAME);
+    for (const char *c = name; *c; c++)
+        if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/", *c))
+            return td_fail(TD_ERR_INVALID,
+                           "td_init_rpc: the name \"%s\" has a '%c'; it can have letters, digits, "
+                           "'_', '-', '.', ':' and '/'",
+                           name, *c);
+    TD_TRY(td__check_reserved("td_init_rpc", options->reserved));
+    if (options->timeout_ms < 0 || options->threads < 0 || options->threads > MAX_THREADS)
+        return td_fail(TD_ERR_INVALID, "td_init_rpc: %s is negative or too large",
+                       options->timeout_ms < 0 ? "timeout_ms" : "threads");
+    if (options->backend && strcmp(options->backend, "native"))
+        return td_fail(TD_ERR_INVALID, "td_init_rpc: there is no backend \"%s\"; there is: native",
+                       options->backend);
+    if (options->store && options->init_method)
+        return td_fail(TD_ERR_INVALID, "td_init_rpc: both a store and an init method are given");
+    return TD_OK;
+}
+
+static void destroy(struct td__agent *agent)
+{
+    if (agent->endpoint)
+        td__endpoint_stop_detector(agent->endpoint);
+    td__io_stop(agent);
+    td__io_close(agent);
+    td__workers_free(agent);
+    td__lease_end_all(agent, -1);
+    if (agent->endpoint)
+        td__endpoint_close(agent->endpoint);
+    td_store_close(agent->store);
+    td_world_close(&agent->world);
+    for (uint32_t i = 0; i < agent->pending_capacity; i += 256)
+        free(agent->pending[i / 256]);
+    free(agent->pending);
+    pthread_mutex_destroy(&agent->lock);
+    pthread_mutex_destroy(&agent->run_lock);
+    pthread_mutex_destroy(&agent->calls_lock);
+    pthread_mutex_destroy(&agent->lease_lock);
+    pthread_cond_destroy(&agent->run_idle);
+    free(agent);
+}
+
+static struct td__agent *create(const char *name, const td_rpc_options *options)
+{
+    struct td__agent *agent = calloc(1, sizeof *agent);
+    if (!agent) {
+        td__fail_nomem("rpc");
+        return NULL;
+    }
+    snprintf(agent->name, sizeof agent->name, "%s", name);
+    agent->generation = td__fork_generation();
+    agent->timeout_ms = options->timeout_ms ? options->timeout_ms : TD_RPC_DEFAULT_TIMEOUT_MS;
+    agent->threads = options->threads ? options->threads : DEFAULT_THREADS;
+    agent->max_message = options->max_message ? options->max_message : DEFAULT_MAX_MESSAGE;
+    agent->control_fd = agent->epoll = agent->sockets = agent->event = agent->timer =
+        agent->deadline_timer = -1;
+    agent->first_free = UINT32_MAX;
+    agent->next_deadline = TD__NEVER;
+    pthread_mutex_init(&agent->lock, NULL);
+    pthread_mutex_init(&agent->run_lock, NULL);
+    pthread_mutex_init(&agent->calls_lock, NULL);
+    pthread_mutex_init(&agent->lease_lock, NULL);
+    td__cond_init(&agent->run_idle);
+    return agent;
+}
+
+static td_status open_store(struct td__agent *agent, const td_rpc_options *options)
+{
+    td_store *store = options->store;
+    if (store) {
+        agent->rank = options->rank;
+        agent->size = options->world_size;
+        if (agent->size < 1 || agent->rank < 0 || agent->rank >= agent->size)
+            return td_fail(TD_ERR_INVALID,
+                           "td_init_rpc: rank %d of %d: ranks are 0 to world_size - 1",
+                           options->rank, options->world_size);
+    } else {
+        td_rendezvous_options rendezvous = {.rank = options->rank,
+                                            .world_size = options->world_size};
+        TD_TRY(td_rendezvous(options->init_method, &rendezvous, &agent->world));
+        store = agent->world.store;
+        agent->rank = agent->world.rank;
+        agent->size = agent->world.world_size;
+    }
+    return td_prefix_store_open("\1rpc", store, &agent->store);
+}
+
+td_status td_init_rpc(const char *name, const td_rpc_options *options)
+{
+    td_rpc_options none = {0};
+    options = options ? options : &none;
+    TD_TRY(check_options(name, options));
+    pthread_mutex_lock(&life);
+    struct td__agent *there = td__agent_hold(), *agent = NULL;
+    td_status status = TD_OK;
+    td__agent_leave(there);
+    if (there)
+        status = td_fail(TD_ERR_STATE, "td_init_rpc: this process is the worker \"%s\" already",
+                         there->name);
+    else if (!(agent = create(name, options)))
+        status = TD_ERR_NOMEM;
+    if (!status)
+        status = td__heartbeat_read();
+    if (!status)
+        status = open_store(agent, options);
+    if (!status)
+        status = td__io_open(agent);
+    if (!status)
+        status = td__workers_join(agent);
+    if (status && agent) {
+        struct td__error error;
+        td__error_save(&error);
+        destroy(agent);
+        td__error_restore(&error);
+    } else if (!status) {
+        atomic_store(&current, agent);
+    }
+    pthread_mutex_unlock(&life);
+    return status;
+}
+
+/* ---- End ------------------------------------------------------------------------------------- */
+
+/* Whether this worker has no calls that are not complete. */
+static bool is_idle(struct td__agent *agent)
+{
+    pthread_mutex_lock(&agent->calls_lock);
+    bool idle = agent->pending_count == 0;
+    pthread_mutex_unlock(&agent->calls_lock);
+    pthread_mutex_lock(&agent->run_lock);
+    idle = idle && !agent->active;
+    pthread_mutex_unlock(&agent->run_lock);
+    return idle;
+}
+
+static bool await_idle(struct td__agent *agent, td__deadline deadline)
+{
+    for (int64_t pause = 10000; !is_idle(agent); pause = pause < 5000000 ? 2 * pause : pause) {
+        if (td__deadline_passed(deadline))
+            return false;
+        td__sleep_ns(pause);
+    }
+    return true;
+}
+
+td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
+{
+    td_rpc_shutdown_options none = {0};
+    options = options ? options : &none;
+    TD_TRY(td__check_reserved(__func__, options->reserved));
+    if (options->timeout_ms < 0)
+        return td_fail(TD_ERR_INVALID, "td_rpc_shutdown: a timeout of %lld ms",
+                       (long long)options->timeout_ms);
+    if (td__current_call)
+        return td_fail(TD_ERR_STATE, "td_rpc_shutdown: called by a function that serves a call");
+    pthread_mutex_lock(&life);
+    struct td__agent *agent = td__agent_enter(__func__);
+    if (!agent) {
+        pthread_mutex_unlock(&life);
+        return TD_ERR_STATE;
+    }
+    td_status status = TD_OK;
+    td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
+                                                                   : agent->timeout_ms);
+    if (!options->now)
+        status = td__workers_leave(agent, await_idle, deadline);
+    struct td__error error;
+    td__error_save(&error);
+    pthread_mutex_lock(&agent->calls_lock);
+    agent->closed = true;
+    pthread_mutex_unlock(&agent->calls_lock);
+    td__calls_fail_all(agent, -1, TD_ERR_ABORTED, "this worker was shut down");
+    td__workers_say_goodbye(agent);
+    atomic_store(&current, NULL);
+    td__agent_leave(agent);
+    while (atomic_load(&inside) > 0)
+        td__sleep_ns(100000);
+    destroy(agent);
+    pthread_mutex_unlock(&life);
+    return status ? td__error_restore(&error) : TD_OK;
+}

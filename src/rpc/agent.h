@@ -1,0 +1,324 @@
+/* The agent: the worker of this process, its links to other workers, and the threads that serve calls.
+ *
+ *     agent.c       initialization and shutdown
+ *     workers.c     the other workers: names, ranks, connecting
+ *     link.c        a link to one of them: a socket, and rings in shared memory on one host
+ *     io.c          which thread reads the links, and which runs functions
+ *     calls.c       calls that this worker has made and that are not complete
+ *     serve.c       calls that other workers have made to this one
+ *     lease.c       tensors that are lent and borrowed
+ *     rref.c        remote references
+ *
+ * Locks, in this order: lock, calls_lock, run_lock, a link's write_lock, a future's lock. */
+#ifndef TD_RPC_AGENT_H
+#define TD_RPC_AGENT_H
+
+#include "base/map.h"
+#include "base/thread.h"
+#include "base/wait.h"
+#include "peer/endpoint.h"
+#include "rpc/byte_ring.h"
+#include "rpc/message.h"
+#include "rpc/registry.h"
+
+#include <stdatomic.h>
+
+/* ---- Links ----------------------------------------------------------------------------------- */
+
+/** A page that the workers of one host see: whether the agent reads its rings, or is to be woken. */
+struct td__rpc_control {
+    _Atomic uint32_t awake; /* a thread reads the rings */
+    _Atomic uint32_t rung;  /* a byte that wakes the agent is under way */
+};
+
+struct td__rpc_link {
+    struct td__rpc_link *next; /* in agent->new_links */
+    struct td__agent *agent;
+    int rank;   /* of the worker at the other end */
+    int fd;     /* carries the messages; if there are rings, the bytes that wake the agent */
+    bool local; /* there are rings */
+    struct td__byte_ring_pair rings;
+    struct td__rpc_control *control; /* of the other worker */
+    atomic_int users;
+
+    /* Writing. */
+    pthread_mutex_t write_lock;
+    struct td__message *first, **last; /* that do not fit yet */
+    atomic_bool blocked;               /* there are such messages */
+    bool closed;                       /* nothing is written any more */
+
+    /* Reading: only the thread that leads. */
+    uint8_t header[TD__HEADER_SIZE];
+    size_t header_have;
+    struct td__incoming *incoming;
+    uint8_t *buffer; /* of a socket */
+    bool ended;
+    bool leaving; /* the other worker has sent its last message */
+
+    uint64_t id;     /* of its events */
+    atomic_bool hup; /* its socket has ended */
+};
+
+/** Sends a message, which it owns, also on failure. */
+td_status td__link_send(struct td__rpc_link *link, struct td__message *message);
+
+/** Writes messages that did not fit before; on any thread. */
+void td__link_flush(struct td__rpc_link *link);
+
+/** Reads what is there, and passes complete messages to td__agent_receive(). True if there was something. On the thread
+ *  that leads. */
+bool td__link_read(struct td__rpc_link *link);
+
+/** Removes the bytes that woke the agent. False if the other worker has closed the link. */
+bool td__link_drain(struct td__rpc_link *link);
+
+/** The two sides of the handshake on a new connection `fd`, which they own. */
+td_status td__link_open(struct td__agent *agent, int rank, int fd, td__deadline deadline);
+td_status td__link_accept(struct td__agent *agent, int rank, int fd, td__deadline deadline);
+
+void td__link_retain(struct td__rpc_link *link);
+void td__link_release(struct td__rpc_link *link);
+
+/* ---- Workers --------------------------------------------------------------------------------- */
+
+struct td__rpc_worker {
+    struct td__map_node by_name;
+    char name[TD_RPC_MAX_NAME + 1];
+    int rank;
+    struct td__rpc_link *link; /* NULL: none is open */
+    bool connecting;
+    struct td__message *first, **last; /* for the link that is being opened */
+    bool gone;                         /* it has left or ended */
+    char why[256];                     /* how */
+};
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+/** A call that this worker has made. Its id is the index of its entry and the entry's generation. */
+struct td__pending {
+    td_future *future; /* NULL: not in use */
+    uint32_t generation;
+    uint32_t next_free;
+    int to;
+    td__deadline deadline;
+    int64_t timeout_ms;
+    char function[40]; /* for texts */
+};
+
+/** A call to this worker. */
+struct td_call {
+    struct td_call *next;               /* in the run queue */
+    struct td_call *later, *earlier;    /* in the list of all */
+    struct td__agent *agent;
+    struct td__incoming *incoming;
+    struct td__function_entry *entry;
+    void *self;
+    int from, depth;
+    uint64_t id, context;
+    bool copy;
+    td__deadline deadline;
+    atomic_bool cancelled;
+    td_future *later_result;
+    void (*task)(struct td_call *task); /* instead of a call: work of the agent's own */
+    int fd;                             /* of a task */
+};
+
+struct td__lease;
+
+struct td__agent {
+    char name[TD_RPC_MAX_NAME + 1];
+    int rank, size;
+    int64_t epoch;       /* how often this rank has become a worker */
+    unsigned generation; /* of forks */
+    int64_t timeout_ms;
+    int threads;
+    size_t max_message;
+    td_world world;
+    td_store *store; /* the agent's part of it */
+    struct td__endpoint *endpoint;
+    struct td__endpoint_waiter waiter;
+
+    pthread_mutex_t lock; /* workers */
+    struct td__rpc_worker **workers; /* by rank */
+    struct td__map names;
+
+    /* Reading (io.c). */
+    _Atomic uint64_t lead; /* the thread that reads the links; 0: none */
+    atomic_uint leads;     /* how often it has changed */
+    struct td__rpc_control *control;
+    int control_fd;
+    int epoll;   /* the events that a thread sleeps for: `event`, `timer`, local links, and … */
+    int sockets; /* … the links to other hosts */
+    int event, timer, deadline_timer;
+    atomic_int socket_links;
+    _Atomic(struct td__rpc_link *) new_links;
+    struct td__rpc_link **links; /* that are read; only the thread that leads uses the list */
+    int link_count, link_capacity;
+    struct td__rpc_link **by_id; /* under `lock` */
+    uint64_t id_count, id_capacity;
+    bool oversubscribed;
+    atomic_bool presence_changed;
+    atomic_int pollers; /* threads that wait for a future, and poll */
+    _Atomic int64_t running_since; /* since when the leading thread has run one function */
+    atomic_uint seen_leads;        /* `leads` at the last tick */
+    atomic_bool ticking;           /* `timer` is set for the next tick */
+
+    /* Threads and calls to this worker (io.c, serve.c). */
+    pthread_mutex_t run_lock;
+    pthread_cond_t run_idle; /* broadcast when a call ends or a thread does */
+    struct td_call *queue, **queue_last;
+    struct td_call *active;
+    atomic_int queued;
+    int running, waiting, thread_count; /* threads that run functions, that wait in one, and all */
+    atomic_int sleeping;
+    atomic_bool stopping;
+    pthread_t *all_threads; /* thread_count of them */
+
+    /* Calls of this worker (calls.c). */
+    pthread_mutex_t calls_lock;
+    struct td__pending **pending; /* in chunks */
+    uint32_t pending_capacity, first_free;
+    int pending_count;
+    td__deadline next_deadline;
+    bool closed;           /* no new calls */
+    atomic_ullong activity; /* counts the calls of this worker, and those to it */
+
+    pthread_mutex_t lease_lock;
+    struct td__lease *leases;
+    uint64_t last_lease;
+};
+
+/** The agent of this process, which stays until td__agent_leave(); NULL, with the last error set, if there is none. */
+struct td__agent *td__agent_enter(const char *call);
+
+/** The same without an error. */
+struct td__agent *td__agent_hold(void);
+void td__agent_leave(struct td__agent *agent);
+
+/** Sends a message to a worker, which it owns; opens a link if there is none. Failures of a request come to its
+ *  future. */
+td_status td__agent_send(struct td__agent *agent, int rank, struct td__message *message);
+
+/** A message has arrived; owns it. On the thread that leads. */
+void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming);
+
+/** A link has ended. On the thread that leads. */
+void td__agent_link_ended(struct td__rpc_link *link);
+
+/* ---- workers.c ------------------------------------------------------------------------------- */
+
+/** Publishes this worker, and waits for all others. */
+td_status td__workers_join(struct td__agent *agent);
+void td__workers_free(struct td__agent *agent);
+
+/** The rank of a name; -1, with the last error set, if there is none. */
+int td__worker_rank(struct td__agent *agent, const char *name);
+const char *td__worker_name_of(struct td__agent *agent, int rank);
+/** Whether it is on this host. */
+bool td__worker_is_near(struct td__agent *agent, int rank);
+
+/** Opens a link to a worker, on another thread; messages wait for it. */
+void td__workers_connect(struct td__agent *agent, int rank);
+
+/** Waits until no worker has work left; `await_idle` waits until this one has none. */
+td_status td__workers_leave(struct td__agent *agent,
+                            bool (*await_idle)(struct td__agent *agent, td__deadline deadline),
+                            td__deadline deadline);
+
+/** Tells the other workers that nothing comes any more. */
+void td__workers_say_goodbye(struct td__agent *agent);
+
+/** A new link is ready: it is read from now on, and messages that wait for one are sent. */
+void td__workers_add_link(struct td__rpc_link *link);
+
+/** The failure detector has news. */
+void td__workers_check(struct td__agent *agent);
+
+/* ---- io.c ------------------------------------------------------------------------------------ */
+
+td_status td__io_open(struct td__agent *agent);
+
+/** Ends all threads. */
+void td__io_stop(struct td__agent *agent);
+void td__io_close(struct td__agent *agent);
+
+/** Watches a new link. */
+td_status td__io_add(struct td__rpc_link *link);
+
+/** Waits until the future is complete; false at the deadline. */
+bool td__io_wait(struct td__agent *agent, const td_future *future, td__deadline deadline);
+
+/** Makes a thread look at what has changed. */
+void td__io_wake(struct td__agent *agent);
+
+/** Makes a thread call td__calls_expire() then. */
+void td__io_set_deadline(struct td__agent *agent, td__deadline at);
+
+/** Appends to the run queue. */
+void td__io_run(struct td__agent *agent, struct td_call *call);
+
+/** Wakes the agent at the other end of a local link, if it sleeps. */
+void td__io_ring(struct td__rpc_link *link);
+
+/* ---- calls.c --------------------------------------------------------------------------------- */
+
+/** Makes the entry of a call, and its future (one reference for the caller); *id is the id. */
+td_status td__call_begin(struct td__agent *agent, int to, const char *function, int64_t timeout_ms,
+                         td_future **future, uint64_t *id);
+
+/** Starts a call; NULL if it cannot be started. One reference. `call` is the name for texts. */
+td_future *td__call_start(struct td__agent *agent, const char *call, int to, const char *function,
+                          td_value *args, const td_rpc_call_options *options);
+
+/** The answer of `from`, or the failure of a call; ignored if there is no such call (any more). */
+void td__call_complete(struct td__agent *agent, int from, uint64_t id, td_value *value);
+void td__call_fail(struct td__agent *agent, int from, uint64_t id, td_status status,
+                   const char *text);
+
+/** Fails all calls to a worker, or (-1) all. */
+void td__calls_fail_all(struct td__agent *agent, int to, td_status status, const char *text);
+
+/** Fails calls whose time is over. */
+void td__calls_expire(struct td__agent *agent);
+
+/** The caller does not wait any more. */
+void td__call_cancel(struct td__agent *agent, uint64_t id);
+
+/* ---- serve.c --------------------------------------------------------------------------------- */
+
+/** Queues a call to this worker; owns the message. */
+void td__serve(struct td__agent *agent, struct td__incoming *incoming);
+
+/** Runs a call of the queue, and frees it, unless it answers later. */
+void td__serve_run(struct td_call *call);
+
+void td__serve_cancel(struct td__agent *agent, int from, uint64_t id);
+
+/** Cancels all calls of a worker that has gone. */
+void td__serve_lost(struct td__agent *agent, int from);
+
+/** The call that this thread serves; NULL: none. */
+extern _Thread_local struct td_call *td__current_call;
+
+/* ---- future.c -------------------------------------------------------------------------------- */
+
+/** A future of a call; one reference. */
+td_future *td__future_create(struct td__agent *agent, uint64_t id, td__deadline deadline);
+td_future *td__future_adopt(td_future *future);
+bool td__future_is_complete(const td_future *future);
+/** Completes it, unless it is complete: with a value (retained), or a failure. */
+bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text);
+/** Sleeps until it is complete. */
+bool td__future_sleep(const td_future *future, td__deadline deadline);
+/** Its value, with one reference; or NULL and the last error set to its failure. */
+td_value *td__future_value(const td_future *future);
+/** Calls fn(future, arg) once it is complete. */
+td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future, void *arg),
+                                 void *arg);
+
+/* ---- rref.c ---------------------------------------------------------------------------------- */
+
+td_status td__rref_put(struct td__agent *agent, int to, td_rref *rref, struct td__buffer *bytes);
+td_rref *td__rref_get(struct td__agent *agent, int from, const void *bytes, size_t size);
+
+#endif

@@ -1,0 +1,339 @@
+/* Calls of this worker: a table of those that are not complete. */
+#include "base/fail.h"
+#include "base/option_rules.h"
+#include "rpc/agent.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 256, NONE = UINT32_MAX };
+
+/* ---- The table (with calls_lock held) ---------------------------------------------------------- */
+
+static struct td__pending *entry_at(struct td__agent *agent, uint32_t index)
+{
+    return &agent->pending[index / CHUNK][index % CHUNK];
+}
+
+static bool grow(struct td__agent *agent)
+{
+    uint32_t chunks = agent->pending_capacity / CHUNK;
+    struct td__pending **pending = realloc(agent->pending, sizeof *pending * (chunks + 1));
+    if (!pending)
+        return false;
+    agent->pending = pending;
+    pending[chunks] = calloc(CHUNK, sizeof **pending);
+    if (!pending[chunks])
+        return false;
+    for (uint32_t i = 0; i < CHUNK; i++)
+        pending[chunks][i].next_free = i + 1 < CHUNK ? agent->pending_capacity + i + 1 : NONE;
+    agent->first_free = agent->pending_capacity;
+    agent->pending_capacity += CHUNK;
+    return true;
+}
+
+static struct td__pending *find(struct td__agent *agent, uint64_t id)
+{
+    uint32_t index = (uint32_t)id;
+    if (index >= agent->pending_capacity)
+        return NULL;
+    struct td__pending *entry = entry_at(agent, index);
+    return entry->future && entry->generation == id >> 32 ? entry : NULL;
+}
+
+/* Frees the entry, and returns its future with its reference. */
+static td_future *take(struct td__agent *agent, struct td__pending *entry, uint32_t index)
+{
+    td_future *future = entry->future;
+    entry->future = NULL;
+    entry->generation++;
+    entry->next_free = agent->first_free;
+    agent->first_free = index;
+    agent->pending_count--;
+    return future;
+}
+
+/* ---- One call -------------------------------------------------------------------------------- */
+
+td_status td__call_begin(struct td__agent *agent, int to, const char *function, int64_t timeout_ms,
+                         td_future **future_out, uint64_t *id)
+{
+    td__deadline deadline = td__deadline_in_ms(timeout_ms);
+    pthread_mutex_lock(&agent->calls_lock);
+    td_status status = TD_OK;
+    if (agent->closed)
+        status = td_fail(TD_ERR_STATE, "the worker has been shut down");
+    else if (agent->first_free == NONE && !grow(agent))
+        status = td__fail_nomem("rpc");
+    if (!status) {
+        uint32_t index = agent->first_free;
+        struct td__pending *entry = entry_at(agent, index);
+        *id = index | (uint64_t)entry->generation << 32;
+        td_future *future = td__future_create(agent, *id, deadline);
+        if (future) {
+            agent->first_free = entry->next_free;
+            entry->future = td_future_retain(future);
+            entry->to = to;
+            entry->deadline = deadline;
+            entry->timeout_ms = timeout_ms;
+            size_t length = strnlen(function, sizeof entry->function - 1);
+            memcpy(entry->function, function, length);
+            entry->function[length] = 0;
+            agent->pending_count++;
+            atomic_fetch_add(&agent->activity, 1);
+            if (deadline < agent->next_deadline) {
+                agent->next_deadline = deadline;
+                td__io_set_deadline(agent, deadline);
+            }
+            *future_out = future;
+        } else {
+            status = TD_ERR_NOMEM;
+        }
+    }
+    pthread_mutex_unlock(&agent->calls_lock);
+    return status;
+}
+
+static td_future *take_call(struct td__agent *agent, int from, uint64_t id)
+{
+    pthread_mutex_lock(&agent->calls_lock);
+    struct td__pending *entry = find(agent, id);
+    td_future *future = entry && (from < 0 || entry->to == from)
+                            ? take(agent, entry, (uint32_t)id)
+                            : NULL;
+    pthread_mutex_unlock(&agent->calls_lock);
+    return future;
+}
+
+void td__call_complete(struct td__agent *agent, int from, uint64_t id, td_value *value)
+{
+    td_future *future = take_call(agent, from, id);
+    if (future)
+        td__future_complete(future, value, TD_OK, NULL);
+    td_future_release(future);
+}
+
+void td__call_fail(struct td__agent *agent, int from, uint64_t id, td_status status,
+                   const char *text)
+{
+    td_future *future = take_call(agent, from, id);
+    if (future)
+        td__future_complete(future, NULL, status, text);
+    td_future_release(future);
+}
+
+static void send_cancel(struct td__agent *agent, int to, uint64_t id)
+{
+    struct td__message_header header = {.kind = TD__MESSAGE_CANCEL, .id = id};
+    struct td__message *message = td__message_create(agent, to, false);
+    if (message && !td__message_seal(message, &header, SIZE_MAX))
+        td__agent_send(agent, to, message);
+    else
+        td__message_free(message);
+}
+
+void td__call_cancel(struct td__agent *agent, uint64_t id)
+{
+    int to = -1;
+    pthread_mutex_lock(&agent->calls_lock);
+    struct td__pending *entry = find(agent, id);
+    td_future *future = NULL;
+    if (entry) {
+        to = entry->to;
+        future = take(agent, entry, (uint32_t)id);
+    }
+    pthread_mutex_unlock(&agent->calls_lock);
+    if (!future)
+        return;
+    send_cancel(agent, to, id);
+    td__future_complete(future, NULL, TD_ERR_ABORTED, "the call was cancelled");
+    td_future_release(future);
+}
+
+/* ---- Many calls ------------------------------------------------------------------------------ */
+
+struct failed_call {
+    struct failed_call *next;
+    td_future *future;
+    uint64_t id;
+    int to;
+    td_status status;
+    char text[512];
+};
+
+/* Takes a call out of the table, to be failed without the lock. False without memory: it is failed later. */
+static bool collect(struct td__agent *agent, uint32_t index, struct failed_call **list)
+{
+    struct td__pending *entry = entry_at(agent, index);
+    struct failed_call *failed = malloc(sizeof *failed);
+    if (!failed)
+        return false;
+    *failed = (struct failed_call){.next = *list,
+                                   .to = entry->to,
+                                   .id = index | (uint64_t)entry->generation << 32};
+    *list = failed;
+    failed->future = take(agent, entry, index);
+    return true;
+}
+
+static void fail_collected(struct td__agent *agent, struct failed_call *list, bool cancel)
+{
+    for (struct failed_call *next; list; list = next) {
+        next = list->next;
+        if (cancel)
+            send_cancel(agent, list->to, list->id);
+        td__future_complete(list->future, NULL, list->status, list->text);
+        td_future_release(list->future);
+        free(list);
+    }
+}
+
+void td__calls_fail_all(struct td__agent *agent, int to, td_status status, const char *text)
+{
+    struct failed_call *list = NULL;
+    pthread_mutex_lock(&agent->calls_lock);
+    for (uint32_t i = 0; i < agent->pending_capacity; i++) {
+        struct td__pending *entry = entry_at(agent, i);
+        if (!entry->future || (to >= 0 && entry->to != to))
+            continue;
+        char function[sizeof entry->function];
+        memcpy(function, entry->function, sizeof function);
+        if (collect(agent, i, &list)) {
+            list->status = status;
+            snprintf(list->text, sizeof list->text, "%s() on worker \"%s\": %s", function,
+                     td__worker_name_of(agent, list->to), text);
+        }
+    }
+    pthread_mutex_unlock(&agent->calls_lock);
+    fail_collected(agent, list, false);
+}
+
+void td__calls_expire(struct td__agent *agent)
+{
+    struct failed_call *list = NULL;
+    int64_t now = td__now_ns();
+    td__deadline next = TD__NEVER;
+    pthread_mutex_lock(&agent->calls_lock);
+    for (uint32_t i = 0; i < agent->pending_capacity; i++) {
+        struct td__pending *entry = entry_at(agent, i);
+        if (!entry->future)
+            continue;
+        if (entry->deadline > now) {
+            next = td__deadline_earlier(next, entry->deadline);
+            continue;
+        }
+        char function[sizeof entry->function];
+        int64_t timeout_ms = entry->timeout_ms;
+        memcpy(function, entry->function, sizeof function);
+        if (collect(agent, i, &list)) {
+            list->status = TD_ERR_TIMEOUT;
+            snprintf(list->text, sizeof list->text,
+                     "%s() on worker \"%s\" has not answered within %lld ms", function,
+                     td__worker_name_of(agent, list->to), (long long)timeout_ms);
+        }
+    }
+    agent->next_deadline = next;
+    td__io_set_deadline(agent, next);
+    pthread_mutex_unlock(&agent->calls_lock);
+    fail_collected(agent, list, true);
+}
+
+/* ---- The public functions -------------------------------------------------------------------- */
+
+static td_status check_call(const char *call, const char *function, const td_value *args,
+                            const td_rpc_call_options *options)
+{
+    if (!function || !args)
+        return td__fail_null(call);
+    if (args->kind != TD_VALUE_LIST)
+        return td_fail(TD_ERR_INVALID, "%s: the arguments of %s() are a %s, not a list: TD_ARGS()",
+                       call, function, td_value_kind_name(args->kind));
+    if (options->kwargs && options->kwargs->kind != TD_VALUE_MAP)
+        return td_fail(TD_ERR_INVALID, "%s: the named arguments of %s() are a %s, not a map", call,
+                       function, td_value_kind_name(options->kwargs->kind));
+    if (options->timeout_ms < 0)
+        return td_fail(TD_ERR_INVALID, "%s: a timeout of %lld ms", call,
+                       (long long)options->timeout_ms);
+    TD_TRY(td__check_reserved(call, options->reserved));
+    int depth = td__current_call ? td__current_call->depth + 1 : 0;
+    return depth < TD_RPC_MAX_NESTING
+               ? TD_OK
+               : td_fail(TD_ERR_INVALID, "%s: calls are nested deeper than %d", call,
+                         TD_RPC_MAX_NESTING);
+}
+
+static td_status put_call(struct td__message *message, const char *function, const td_value *args,
+                          const td_value *kwargs)
+{
+    td__buffer_put_string(&message->body, function, strlen(function));
+    size_t at = message->body.size;
+    td__buffer_put_u32(&message->body, 0);
+    if (args->count)
+        TD_TRY(td__message_put(message, args));
+    if (message->body.failed)
+        return td__fail_nomem("rpc");
+    td__store_u32(message->body.data + at, (uint32_t)(message->body.size - at - 4));
+    return kwargs ? td__message_put(message, kwargs) : TD_OK;
+}
+
+td_future *td__call_start(struct td__agent *agent, const char *call, int to, const char *function,
+                          td_value *args, const td_rpc_call_options *options)
+{
+    td_rpc_call_options none = {0};
+    td_future *future = NULL;
+    uint64_t id;
+    options = options ? options : &none;
+    int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : agent->timeout_ms;
+    if (check_call(call, function, args, options) ||
+        td__call_begin(agent, to, function, timeout_ms, &future, &id))
+        return NULL;
+    bool near = to != agent->rank && !options->copy && td__worker_is_near(agent, to);
+    struct td__message *message = td__message_create(agent, to, near);
+    struct td__message_header header = {
+        .kind = TD__MESSAGE_REQUEST,
+        .copy = options->copy,
+        .depth = (uint16_t)(td__current_call ? td__current_call->depth + 1 : 0),
+        .id = id,
+        .timeout_ms = timeout_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)timeout_ms};
+    td_status status = message ? put_call(message, function, args, options->kwargs) : TD_ERR_NOMEM;
+    if (!status)
+        status = td__message_seal(message, &header, agent->max_message);
+    if (status) {
+        td__message_free(message);
+        td__call_fail(agent, to, id, status, td__error_text());
+        td_fail(status, "%s: %s(): %s", call, function, td__error_text());
+        td_future_release(future);
+        return NULL;
+    }
+    td__agent_send(agent, to, message);
+    return future;
+}
+
+td_future *td_rpc_async(const char *to, const char *function, td_value *args,
+                        const td_rpc_call_options *options)
+{
+    struct td__agent *agent = td__agent_enter(__func__);
+    if (!agent)
+        return NULL;
+    int rank = td__worker_rank(agent, to);
+    td_future *future = rank < 0 ? NULL
+                                 : td__call_start(agent, __func__, rank, function, args, options);
+    td__agent_leave(agent);
+    return td__future_adopt(future);
+}
+
+td_value *td_rpc_sync(const char *to, const char *function, td_value *args,
+                      const td_rpc_call_options *options)
+{
+    struct td__agent *agent = td__agent_enter(__func__);
+    if (!agent)
+        return NULL;
+    int rank = td__worker_rank(agent, to);
+    td_future *future = rank < 0 ? NULL
+                                 : td__call_start(agent, __func__, rank, function, args, options);
+    td_value *value = future ? td_future_wait(future, 0) : NULL;
+    td_future_release(future);
+    td__agent_leave(agent);
+    return value;
+}

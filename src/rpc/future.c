@@ -1,0 +1,378 @@
+/* Futures; see rpc.h. */
+#include "base/fail.h"
+#include "rpc/agent.h"
+#include "tensor/tensor_internal.h"
+
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PENDING, AWAITED, COMPLETE }; /* AWAITED: a thread sleeps */
+
+struct callback {
+    struct callback *next;
+    void (*fn)(td_future *future, void *arg);
+    void *arg;
+};
+
+struct td_future {
+    atomic_int owners;
+    _Atomic uint32_t state;
+    const struct td__agent *agent; /* of the call; NULL: the program's own */
+    uint64_t id;             /* of the call */
+    td__deadline deadline;
+    td_future *above; /* retained: cancelling this one cancels that */
+    pthread_mutex_t lock;
+    struct callback *first, **last;
+    bool completing;
+
+    td_value *value;
+    td_status status;
+    char *text;
+};
+
+td_future *td__future_create(struct td__agent *agent, uint64_t id, td__deadline deadline)
+{
+    td_future *future = calloc(1, sizeof *future);
+    if (!future) {
+        td__fail_nomem("future");
+        return NULL;
+    }
+    atomic_init(&future->owners, 1);
+    pthread_mutex_init(&future->lock, NULL);
+    future->agent = agent;
+    future->id = id;
+    future->deadline = deadline;
+    future->last = &future->first;
+    return future;
+}
+
+td_future *td_future_retain(td_future *future)
+{
+    if (future)
+        atomic_fetch_add_explicit(&future->owners, 1, memory_order_relaxed);
+    return future;
+}
+
+void td_future_release(td_future *future)
+{
+    if (!future || atomic_fetch_sub_explicit(&future->owners, 1, memory_order_acq_rel) != 1)
+        return;
+    /* A future with callbacks that nobody can complete any more: they see a failure. */
+    if (future->first) {
+        atomic_store(&future->owners, 2);
+        td__future_complete(future, NULL, TD_ERR_ABORTED, "the future was released before it had a value");
+        if (atomic_fetch_sub(&future->owners, 2) != 2)
+            return;
+    }
+    td_value_release(future->value);
+    td_future_release(future->above);
+    pthread_mutex_destroy(&future->lock);
+    free(future->text);
+    free(future);
+}
+
+static void release_future(void *future)
+{
+    td_future_release(future);
+}
+
+td_future *td__future_adopt(td_future *future)
+{
+    return td__scope_adopt(future, release_future);
+}
+
+bool td__future_is_complete(const td_future *future)
+{
+    return atomic_load_explicit(&future->state, memory_order_acquire) == COMPLETE;
+}
+
+bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text)
+{
+    pthread_mutex_lock(&future->lock);
+    bool first = !future->completing;
+    future->completing = true;
+    if (first) {
+        future->value = td_value_retain(value);
+        future->status = status;
+        future->text = status && text ? strdup(text) : NULL;
+    }
+    struct callback *callback = first ? future->first : NULL, *next;
+    if (first) {
+        future->first = NULL;
+        td_future_retain(future);
+    }
+    bool awaited = first && atomic_exchange_explicit(&future->state, COMPLETE,
+                                                     memory_order_acq_rel) == AWAITED;
+    pthread_mutex_unlock(&future->lock);
+    if (!first)
+        return false;
+    if (awaited)
+        syscall(SYS_futex, &future->state, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    for (; callback; callback = next) {
+        next = callback->next;
+        callback->fn(future, callback->arg);
+        free(callback);
+    }
+    td_future_release(future);
+    return true;
+}
+
+td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future, void *arg),
+                                 void *arg)
+{
+    struct callback *callback = malloc(sizeof *callback);
+    if (!callback)
+        return td__fail_nomem("future");
+    *callback = (struct callback){.fn = fn, .arg = arg};
+    pthread_mutex_lock(&future->lock);
+    bool complete = future->completing;
+    if (!complete) {
+        *future->last = callback;
+        future->last = &callback->next;
+    }
+    pthread_mutex_unlock(&future->lock);
+    if (complete) {
+        fn(future, arg);
+        free(callback);
+    }
+    return TD_OK;
+}
+
+bool td__future_sleep(const td_future *constant, td__deadline deadline)
+{
+    td_future *future = (td_future *)constant;
+    for (;;) {
+        uint32_t state = PENDING;
+        atomic_compare_exchange_strong(&future->state, &state, AWAITED);
+        if (td__future_is_complete(future))
+            return true;
+        int64_t now = td__now_ns();
+        if (now >= deadline)
+            return false;
+        struct timespec left = td__timespec(deadline == TD__NEVER ? (int64_t)1000000000 * 3600
+                                                                  : deadline - now);
+        syscall(SYS_futex, &future->state, FUTEX_WAIT_PRIVATE, AWAITED, &left, NULL, 0);
+    }
+}
+
+td_value *td__future_value(const td_future *future)
+{
+    if (!future->status)
+        return td_value_retain(future->value);
+    td_fail(future->status, "%s", future->text ? future->text : "out of memory");
+    return NULL;
+}
+
+/* ---- The public functions -------------------------------------------------------------------- */
+
+td_value *td_future_wait(td_future *future, int64_t timeout_ms)
+{
+    if (!future)
+        return td__null(__func__);
+    if (timeout_ms < TD_NOW) {
+        td_fail(TD_ERR_INVALID, "td_future_wait: a timeout of %lld ms", (long long)timeout_ms);
+        return NULL;
+    }
+    if (!td__future_is_complete(future) && timeout_ms != TD_NOW) {
+        td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : future->deadline;
+        struct td__agent *agent = td__agent_hold();
+        if (agent)
+            td__io_wait(agent, future, deadline);
+        else
+            td__future_sleep(future, deadline);
+        if (agent && !td__future_is_complete(future) && td__deadline_passed(future->deadline))
+            td__calls_expire(agent);
+        td__agent_leave(agent);
+    }
+    if (td__future_is_complete(future))
+        return td__value_adopt(td__future_value(future));
+    td_fail(TD_ERR_TIMEOUT, "td_future_wait: the future is not complete%s",
+            timeout_ms == TD_NOW ? " yet" : " in time");
+    return NULL;
+}
+
+bool td_future_test(const td_future *future)
+{
+    return future && td__future_is_complete(future);
+}
+
+struct then {
+    td_future *result;
+    td_future_fn fn;
+    void *arg;
+};
+
+/* Completes `result` with a value, which may be a future itself. */
+static void resolve(td_future *result, td_value *value);
+
+static void pass_on(td_future *done, void *result)
+{
+    td_value *value = td__future_value(done);
+    resolve(result, value);
+    td_value_release(value);
+    td_future_release(result);
+}
+
+static void resolve(td_future *result, td_value *value)
+{
+    if (!value)
+        td__future_complete(result, NULL, td__error_status(), td__error_text());
+    else if (value->kind == TD_VALUE_FUTURE &&
+             !td__future_on_complete(value->future, pass_on, td_future_retain(result)))
+        return;
+    else
+        td__future_complete(result, value, TD_OK, NULL);
+}
+
+static void call_then(td_future *done, void *arg)
+{
+    struct then *then = arg;
+    TD_SCOPE;
+    uint64_t failures = td__error_count();
+    td_value *value = then->fn(done, then->arg);
+    if (!value && td__error_count() == failures)
+        td_fail(TD_ERR_INVALID, "the function of td_future_then() returned NULL without an error");
+    resolve(then->result, value);
+    td_future_release(then->result);
+    free(then);
+}
+
+td_future *td_future_then(td_future *future, td_future_fn fn, void *arg)
+{
+    if (!future || !fn)
+        return td__null(__func__);
+    td_future *result = td__future_create(NULL, 0, TD__NEVER);
+    struct then *then = malloc(sizeof *then);
+    if (!result || !then) {
+        td_future_release(result);
+        free(then);
+        td__fail_nomem("future");
+        return NULL;
+    }
+    result->above = td_future_retain(future);
+    *then = (struct then){.result = td_future_retain(result), .fn = fn, .arg = arg};
+    if (td__future_on_complete(future, call_then, then)) {
+        td_future_release(result);
+        td_future_release(result);
+        free(then);
+        return NULL;
+    }
+    return td__future_adopt(result);
+}
+
+struct all {
+    td_future *result;
+    atomic_int left;
+    int count;
+    td_future *futures[];
+};
+
+static void release_all(struct all *all)
+{
+    for (int i = 0; i < all->count; i++)
+        td_future_release(all->futures[i]);
+    td_future_release(all->result);
+    free(all);
+}
+
+static void finish_all(struct all *all)
+{
+    td_value *list = td__value_new_list(all->count);
+    for (int i = 0; list && i < all->count; i++) {
+        td_value *item = td__future_value(all->futures[i]);
+        if (!td__value_append(list, NULL, item)) {
+            td_value_release(item);
+            td_value_release(list);
+            list = NULL;
+        }
+    }
+    if (list)
+        td__future_complete(all->result, list, TD_OK, NULL);
+    else
+        td__future_complete(all->result, NULL, td__error_status(), td__error_text());
+    td_value_release(list);
+}
+
+static void one_of_all(td_future *done, void *arg)
+{
+    struct all *all = arg;
+    if (done->status)
+        td__future_complete(all->result, NULL, done->status, done->text);
+    if (atomic_fetch_sub(&all->left, 1) != 1)
+        return;
+    if (!td__future_is_complete(all->result))
+        finish_all(all);
+    release_all(all);
+}
+
+td_future *td_future_all(td_future *const *futures, int count)
+{
+    if (count < 0 || (count && !futures))
+        return td__null(__func__);
+    for (int i = 0; i < count; i++)
+        if (!futures[i])
+            return td__null(__func__);
+    td_future *result = td__future_create(NULL, 0, TD__NEVER);
+    struct all *all = malloc(sizeof *all + sizeof all->futures[0] * (size_t)count);
+    if (!result || !all) {
+        td_future_release(result);
+        free(all);
+        td__fail_nomem("future");
+        return NULL;
+    }
+    *all = (struct all){.result = td_future_retain(result), .count = count};
+    atomic_init(&all->left, count + 1);
+    for (int i = 0; i < count; i++)
+        all->futures[i] = td_future_retain(futures[i]);
+    for (int i = 0; i < count; i++)
+        if (td__future_on_complete(futures[i], one_of_all, all)) {
+            td__future_complete(result, NULL, TD_ERR_NOMEM, "future: out of memory");
+            atomic_fetch_sub(&all->left, 1);
+        }
+    if (atomic_fetch_sub(&all->left, 1) == 1) {
+        if (!td__future_is_complete(result))
+            finish_all(all);
+        release_all(all);
+    }
+    return td__future_adopt(result);
+}
+
+void td_future_cancel(td_future *future)
+{
+    if (!future || td__future_is_complete(future))
+        return;
+    struct td__agent *agent = td__agent_hold();
+    if (agent && agent == future->agent)
+        td__call_cancel(agent, future->id);
+    td__agent_leave(agent);
+    td_future_cancel(future->above);
+    td__future_complete(future, NULL, TD_ERR_ABORTED, "the call was cancelled");
+}
+
+td_future *td_future_create(void)
+{
+    return td__future_adopt(td__future_create(NULL, 0, TD__NEVER));
+}
+
+td_status td_future_set(td_future *future, td_value *value)
+{
+    if (!future || !value)
+        return td__fail_null(__func__);
+    return td__future_complete(future, value, TD_OK, NULL)
+               ? TD_OK
+               : td_fail(TD_ERR_STATE, "td_future_set: the future is complete");
+}
+
+td_status td_future_fail(td_future *future, td_status status, const char *text)
+{
+    if (!future)
+        return td__fail_null(__func__);
+    if (!status)
+        return td_fail(TD_ERR_INVALID, "td_future_fail: TD_OK is no failure");
+    return td__future_complete(future, NULL, status, text ? text : td_status_name(status))
+               ? TD_OK
+               : td_fail(TD_ERR_STATE, "td_future_fail: the future is complete");
+}

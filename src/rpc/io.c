@@ -1,0 +1,574 @@
+/* Which thread reads the links, and which runs functions.
+ *
+ * One thread at a time leads: it reads all links, completes futures, and queues calls to this worker. It is
+ *
+ *     a thread that waits for a future    so that an answer is read by the thread that needs it. It leads for as long
+ *                                         as it polls, and leaves calls to the agent's threads
+ *     a thread of the agent               which also runs the functions that are called, right after it has read them
+ *
+ * A thread that runs a function does not poll. If it does so for long, another one takes the lead over: at once, if it
+ * waits for a future; or at the next tick. A tick is an expiry of `timer`, while there is something to do:
+ *
+ *     control->awake    1: a thread leads, or the timer ticks. Other workers write to their rings, and no more
+ *                       0: all threads sleep. Other workers send a byte on the socket of the link, which wakes one
+ *
+ * A thread that has stopped waiting for a future neither sleeps nor wakes another thread: if no thread has led since
+ * the last tick, one of the agent's does. A thread of the agent that finds nothing to do for a while sets `awake` to 0
+ * and sleeps. So an idle agent costs no processor time, and a busy one no system calls.
+ *
+ * All threads of the agent that have nothing to do sleep in epoll_wait(); an event wakes one of them. */
+#include "base/arena.h"
+#include "base/fail.h"
+#include "peer/wait_event.h"
+#include "rpc/agent.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+enum {
+    TICK_NS = 200000,
+    LONG_NS = 100000, /* a function that runs for longer does so beside the thread that leads */
+    EVENTS = 16,
+    THREADS_AT_ONCE = 16,
+};
+
+/* The values of agent->lead: a thread, and whether it runs a function meanwhile. */
+enum { RUNS = 1 };
+
+#define EVENT_ID UINT64_MAX
+#define TIMER_ID (UINT64_MAX - 1)
+#define SOCKETS_ID (UINT64_MAX - 2)
+#define DEADLINE_ID (UINT64_MAX - 3)
+
+static uint64_t this_thread(void)
+{
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t own;
+    if (!own)
+        own = atomic_fetch_add(&last, 1) + 1;
+    return own << 1;
+}
+
+/* ---- The timer ------------------------------------------------------------------------------- */
+
+static void start_ticking(struct td__agent *agent)
+{
+    if (!atomic_load_explicit(&agent->ticking, memory_order_relaxed) &&
+        !atomic_exchange(&agent->ticking, true)) {
+        struct itimerspec spec = {.it_value = td__timespec(TICK_NS)};
+        timerfd_settime(agent->timer, 0, &spec, NULL);
+    }
+}
+
+void td__io_set_deadline(struct td__agent *agent, td__deadline at)
+{
+    struct itimerspec spec = {.it_value = at == TD__NEVER ? td__timespec(0) : td__timespec(at)};
+    timerfd_settime(agent->deadline_timer, TFD_TIMER_ABSTIME, &spec, NULL);
+}
+
+/* ---- Leading --------------------------------------------------------------------------------- */
+
+/* While a thread leads, it polls the sockets itself, and they wake no other. */
+static void watch_sockets(struct td__agent *agent, bool watch)
+{
+    struct epoll_event event = {.events = watch ? EPOLLIN : 0, .data.u64 = SOCKETS_ID};
+    if (atomic_load_explicit(&agent->socket_links, memory_order_relaxed))
+        epoll_ctl(agent->epoll, EPOLL_CTL_MOD, agent->sockets, &event);
+}
+
+/* Takes the lead, if no other thread has it; or (`from`) from a thread that runs a function. */
+static bool take_lead(struct td__agent *agent, bool take_over)
+{
+    uint64_t held = atomic_load_explicit(&agent->lead, memory_order_relaxed), own = this_thread();
+    if (held && (!(held & RUNS) || ((held & ~(uint64_t)RUNS) != own && !take_over)))
+        return false;
+    if (!atomic_compare_exchange_strong(&agent->lead, &held, own))
+        return false;
+    atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
+    if (!held) {
+        atomic_store_explicit(&agent->control->awake, 1, memory_order_relaxed);
+        atomic_store_explicit(&agent->control->rung, 0, memory_order_relaxed);
+        watch_sockets(agent, false);
+    }
+    return true;
+}
+
+static bool add_links(struct td__agent *agent)
+{
+    struct td__rpc_link *link = atomic_exchange(&agent->new_links, NULL), *next;
+    bool added = link;
+    for (; link; link = next) {
+        next = link->next;
+        if (agent->link_count == agent->link_capacity) {
+            int capacity = agent->link_capacity ? 2 * agent->link_capacity : 16;
+            struct td__rpc_link **links = realloc(agent->links, sizeof *links * (size_t)capacity);
+            if (!links) {
+                td__agent_link_ended(link);
+                continue;
+            }
+            agent->links = links;
+            agent->link_capacity = capacity;
+        }
+        agent->links[agent->link_count++] = link;
+    }
+    return added;
+}
+
+static void forget(struct td__agent *agent, struct td__rpc_link *link)
+{
+    if (!link->local)
+        atomic_fetch_sub(&agent->socket_links, 1);
+    epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_DEL, link->fd, NULL);
+    pthread_mutex_lock(&agent->lock);
+    agent->by_id[link->id] = NULL;
+    pthread_mutex_unlock(&agent->lock);
+    td__agent_link_ended(link);
+}
+
+static bool poll_sockets(struct td__agent *agent)
+{
+    struct epoll_event events[EVENTS];
+    int count = epoll_wait(agent->sockets, events, EVENTS, 0);
+    for (int i = 0; i < count; i++) {
+        pthread_mutex_lock(&agent->lock);
+        struct td__rpc_link *link = agent->by_id[events[i].data.u64];
+        pthread_mutex_unlock(&agent->lock);
+        if (link && events[i].events & EPOLLOUT)
+            td__link_flush(link);
+        if (link && events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+            atomic_store(&link->hup, true); /* there may be something to read */
+    }
+    return count > 0;
+}
+
+/* Reads and writes all links. True if there was something. */
+static bool poll_all(struct td__agent *agent)
+{
+    bool found = false;
+    if (atomic_load_explicit(&agent->new_links, memory_order_relaxed))
+        found = add_links(agent);
+    if (atomic_load_explicit(&agent->socket_links, memory_order_relaxed))
+        found |= poll_sockets(agent);
+    for (int i = 0; i < agent->link_count; i++) {
+        struct td__rpc_link *link = agent->links[i];
+        bool hup = atomic_load_explicit(&link->hup, memory_order_relaxed);
+        if (hup)
+            atomic_store(&link->hup, false);
+        if (hup || (link->local && td__byte_ring_has_bytes(&link->rings.in)))
+            found |= td__link_read(link);
+        if (atomic_load_explicit(&link->blocked, memory_order_relaxed) && link->local)
+            td__link_flush(link);
+        if (hup && link->local)
+            link->ended = true; /* after its last bytes */
+        if (link->ended) {
+            agent->links[i--] = agent->links[--agent->link_count];
+            forget(agent, link);
+            found = true;
+        }
+    }
+    if (atomic_load_explicit(&agent->presence_changed, memory_order_relaxed) &&
+        atomic_exchange(&agent->presence_changed, false))
+        td__workers_check(agent);
+    return found;
+}
+
+static bool has_bytes(struct td__agent *agent)
+{
+    for (int i = 0; i < agent->link_count; i++)
+        if (agent->links[i]->local && td__byte_ring_has_bytes(&agent->links[i]->rings.in))
+            return true;
+    return atomic_load(&agent->new_links) || atomic_load(&agent->presence_changed);
+}
+
+/* Gives the lead back, and lets other workers know that all sleep. False if there is something to read meanwhile, and
+ * this thread leads again. */
+static bool go_to_sleep(struct td__agent *agent)
+{
+    atomic_store(&agent->control->awake, 0);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (has_bytes(agent)) {
+        atomic_store(&agent->control->awake, 1);
+        return false;
+    }
+    watch_sockets(agent, true);
+    atomic_store(&agent->lead, 0);
+    return true;
+}
+
+/* ---- Threads --------------------------------------------------------------------------------- */
+
+static void *serve_all(void *arg);
+
+/* Keeps a thread free for events, while others run functions or wait in them. With run_lock held. */
+static void ensure_thread(struct td__agent *agent)
+{
+    int count = agent->thread_count;
+    if (atomic_load(&agent->sleeping) > 0 || atomic_load(&agent->stopping) ||
+        count > agent->threads + agent->waiting + 1)
+        return;
+    if (count % THREADS_AT_ONCE == 0) {
+        pthread_t *all = realloc(agent->all_threads,
+                                 sizeof *all * (size_t)(count + THREADS_AT_ONCE));
+        if (!all)
+            return; /* the others go on */
+        agent->all_threads = all;
+    }
+    if (!td__thread_start(&agent->all_threads[count], "td-rpc", serve_all, agent))
+        agent->thread_count++;
+}
+
+static struct td_call *pop(struct td__agent *agent)
+{
+    if (!atomic_load_explicit(&agent->queued, memory_order_relaxed))
+        return NULL;
+    pthread_mutex_lock(&agent->run_lock);
+    struct td_call *call = agent->queue;
+    if (call && !call->task && agent->running >= agent->threads)
+        call = NULL;
+    if (call) {
+        agent->queue = call->next;
+        if (!agent->queue)
+            agent->queue_last = &agent->queue;
+        atomic_fetch_sub(&agent->queued, 1);
+        agent->running++;
+        ensure_thread(agent);
+    }
+    pthread_mutex_unlock(&agent->run_lock);
+    return call;
+}
+
+static void run(struct td__agent *agent, struct td_call *call)
+{
+    if (call->task)
+        call->task(call);
+    else
+        td__serve_run(call);
+    pthread_mutex_lock(&agent->run_lock);
+    agent->running--;
+    pthread_cond_broadcast(&agent->run_idle);
+    pthread_mutex_unlock(&agent->run_lock);
+}
+
+static void run_queue(struct td__agent *agent)
+{
+    struct td_call *call;
+    while ((call = pop(agent)))
+        run(agent, call);
+}
+
+/* Runs the queued calls on the thread that leads. False if another thread leads now. */
+static bool run_and_lead(struct td__agent *agent, bool *found)
+{
+    struct td_call *call;
+    uint64_t own = this_thread();
+    while ((call = pop(agent))) {
+        uint64_t runs = own | RUNS;
+        *found = true;
+        atomic_store_explicit(&agent->running_since, td__now_ns(), memory_order_relaxed);
+        atomic_store(&agent->lead, runs);
+        start_ticking(agent);
+        run(agent, call);
+        if (!atomic_compare_exchange_strong(&agent->lead, &runs, own))
+            return false;
+        atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
+    }
+    return true;
+}
+
+/* For a thread that waits for a future, and polls: it is the one that needs the next answer. */
+static void yield_lead(struct td__agent *agent)
+{
+    start_ticking(agent);
+    watch_sockets(agent, true);
+    atomic_store(&agent->lead, 0);
+}
+
+/* Leads until there has been nothing to do for a while. */
+static void lead(struct td__agent *agent)
+{
+    struct td__backoff backoff = {0};
+    do {
+        for (;;) {
+            bool found = poll_all(agent);
+            if (!run_and_lead(agent, &found)) {
+                run_queue(agent);
+                return;
+            }
+            if (found)
+                backoff.begun = 0;
+            else if (atomic_load_explicit(&agent->pollers, memory_order_relaxed)) {
+                yield_lead(agent);
+                return;
+            } else if (atomic_load(&agent->stopping) || !td__backoff(&backoff, agent->oversubscribed))
+                break;
+            else
+                td__pause_processor();
+        }
+    } while (!go_to_sleep(agent));
+}
+
+/* Whether a thread of the agent is to take over: no thread has led since the last tick, or the one that leads runs a
+ * function for long. */
+static bool tick(struct td__agent *agent)
+{
+    uint64_t held = atomic_load(&agent->lead);
+    unsigned leads = atomic_load(&agent->leads);
+    bool idle = atomic_exchange(&agent->seen_leads, leads) == leads;
+    atomic_store(&agent->ticking, false);
+    if (held && (!(held & RUNS) ||
+                 td__now_ns() - atomic_load(&agent->running_since) < LONG_NS)) {
+        start_ticking(agent);
+        return false;
+    }
+    bool awake = atomic_load(&agent->control->awake);
+    if (!held && !idle && awake)
+        start_ticking(agent);
+    return held || (idle && awake);
+}
+
+static bool take_event(struct td__agent *agent, const struct epoll_event *event)
+{
+    uint64_t count, id = event->data.u64;
+    if (id == EVENT_ID || id == TIMER_ID || id == DEADLINE_ID) {
+        int fd = id == EVENT_ID ? agent->event
+                 : id == TIMER_ID ? agent->timer
+                                  : agent->deadline_timer;
+        bool there = read(fd, &count, sizeof count) > 0;
+        if (id == DEADLINE_ID)
+            td__calls_expire(agent);
+        return there && id == TIMER_ID;
+    }
+    if (id == SOCKETS_ID)
+        return false;
+    pthread_mutex_lock(&agent->lock);
+    struct td__rpc_link *link = agent->by_id[id];
+    if (link && !td__link_drain(link))
+        atomic_store(&link->hup, true);
+    pthread_mutex_unlock(&agent->lock);
+    return false;
+}
+
+static void *serve_all(void *arg)
+{
+    struct td__agent *agent = arg;
+    while (!atomic_load(&agent->stopping)) {
+        struct epoll_event events[EVENTS];
+        bool ticked = false;
+        atomic_fetch_add(&agent->sleeping, 1);
+        int count = epoll_wait(agent->epoll, events, EVENTS, -1);
+        atomic_fetch_sub(&agent->sleeping, 1);
+        for (int i = 0; i < count; i++)
+            ticked |= take_event(agent, &events[i]);
+        bool take_over = ticked && tick(agent);
+        if ((!ticked || take_over || count > 1) && take_lead(agent, take_over))
+            lead(agent);
+        else
+            run_queue(agent);
+    }
+    td__io_wake(agent); /* the next thread ends, too */
+    return NULL;
+}
+
+/* ---- For the others -------------------------------------------------------------------------- */
+
+void td__io_wake(struct td__agent *agent)
+{
+    uint64_t one = 1;
+    if (write(agent->event, &one, sizeof one) < 0)
+        return; /* it is readable already */
+}
+
+void td__io_run(struct td__agent *agent, struct td_call *call)
+{
+    pthread_mutex_lock(&agent->run_lock);
+    call->next = NULL;
+    *agent->queue_last = call;
+    agent->queue_last = &call->next;
+    atomic_fetch_add(&agent->queued, 1);
+    pthread_mutex_unlock(&agent->run_lock);
+}
+
+void td__io_ring(struct td__rpc_link *link)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!atomic_load_explicit(&link->control->awake, memory_order_relaxed) &&
+        !atomic_exchange(&link->control->rung, 1))
+        send(link->fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* Whether the calling thread runs a function, which waits from now on: another thread may run instead. */
+static bool begin_wait(struct td__agent *agent)
+{
+    if (!td__current_call || td__current_call->agent != agent)
+        return false;
+    pthread_mutex_lock(&agent->run_lock);
+    agent->running--;
+    agent->waiting++;
+    ensure_thread(agent);
+    pthread_mutex_unlock(&agent->run_lock);
+    return true;
+}
+
+static void end_wait(struct td__agent *agent)
+{
+    pthread_mutex_lock(&agent->run_lock);
+    agent->running++;
+    agent->waiting--;
+    pthread_mutex_unlock(&agent->run_lock);
+}
+
+/* Leads until the future is complete, or there has been nothing to do for a while. */
+static void lead_for(struct td__agent *agent, const td_future *future, struct td__backoff *backoff,
+                     bool ran)
+{
+    while (!td__future_is_complete(future)) {
+        if (poll_all(agent)) {
+            backoff->begun = 0;
+            if (atomic_load(&agent->queued))
+                td__io_wake(agent);
+        } else if (!td__backoff(backoff, agent->oversubscribed)) {
+            break;
+        } else {
+            td__pause_processor();
+        }
+    }
+    bool complete = td__future_is_complete(future);
+    if (ran && complete) {
+        atomic_store_explicit(&agent->running_since, td__now_ns(), memory_order_relaxed);
+        atomic_store(&agent->lead, this_thread() | RUNS);
+        return;
+    }
+    yield_lead(agent);
+    if (!complete)
+        td__io_wake(agent); /* this thread is going to sleep */
+}
+
+bool td__io_wait(struct td__agent *agent, const td_future *future, td__deadline deadline)
+{
+    struct td__backoff backoff = {0};
+    bool function = begin_wait(agent), in_time = true;
+    atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
+    while (!td__future_is_complete(future) && in_time) {
+        bool ran = atomic_load(&agent->lead) == (this_thread() | RUNS);
+        if (take_lead(agent, true))
+            lead_for(agent, future, &backoff, ran);
+        else if (td__backoff(&backoff, agent->oversubscribed))
+            continue;
+        if (!td__future_is_complete(future)) {
+            atomic_fetch_sub_explicit(&agent->pollers, 1, memory_order_relaxed);
+            in_time = td__future_sleep(future, deadline);
+            atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
+            backoff.begun = 0;
+        }
+    }
+    atomic_fetch_sub_explicit(&agent->pollers, 1, memory_order_relaxed);
+    if (function)
+        end_wait(agent);
+    return td__future_is_complete(future);
+}
+
+/* ---- Opening and closing --------------------------------------------------------------------- */
+
+static bool watch(int epoll, int fd, uint32_t events, uint64_t id)
+{
+    struct epoll_event event = {.events = events, .data.u64 = id};
+    return !epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+td_status td__io_add(struct td__rpc_link *link)
+{
+    struct td__agent *agent = link->agent;
+    pthread_mutex_lock(&agent->lock);
+    bool added = agent->id_count < agent->id_capacity;
+    if (!added) {
+        uint64_t capacity = agent->id_capacity ? 2 * agent->id_capacity : 16;
+        struct td__rpc_link **by_id = realloc(agent->by_id, sizeof *by_id * capacity);
+        added = by_id;
+        if (by_id) {
+            agent->by_id = by_id;
+            agent->id_capacity = capacity;
+        }
+    }
+    if (added) {
+        link->id = agent->id_count++;
+        agent->by_id[link->id] = link;
+    }
+    pthread_mutex_unlock(&agent->lock);
+    if (!added)
+        return td__fail_nomem("rpc");
+    struct td__rpc_link *first = atomic_load(&agent->new_links);
+    do
+        link->next = first;
+    while (!atomic_compare_exchange_weak(&agent->new_links, &first, link));
+    if (!link->local)
+        atomic_fetch_add(&agent->socket_links, 1);
+    if (!watch(link->local ? agent->epoll : agent->sockets, link->fd,
+               EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT), link->id))
+        atomic_store(&link->hup, true);
+    td__io_wake(agent);
+    return TD_OK;
+}
+
+td_status td__io_open(struct td__agent *agent)
+{
+    agent->oversubscribed = false;
+    agent->queue_last = &agent->queue;
+    agent->control_fd = memfd_create("tandem-rpc", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    agent->epoll = epoll_create1(EPOLL_CLOEXEC);
+    agent->sockets = epoll_create1(EPOLL_CLOEXEC);
+    agent->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    agent->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    agent->deadline_timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    bool opened = agent->control_fd >= 0 && agent->epoll >= 0 && agent->sockets >= 0 &&
+                  agent->event >= 0 && agent->timer >= 0 && agent->deadline_timer >= 0 &&
+                  !ftruncate(agent->control_fd, (off_t)td__page_size()) &&
+                  watch(agent->epoll, agent->event, EPOLLIN | EPOLLET, EVENT_ID) &&
+                  watch(agent->epoll, agent->timer, EPOLLIN | EPOLLET, TIMER_ID) &&
+                  watch(agent->epoll, agent->deadline_timer, EPOLLIN | EPOLLET, DEADLINE_ID) &&
+                  watch(agent->epoll, agent->sockets, EPOLLIN, SOCKETS_ID);
+    void *page = opened ? mmap(NULL, td__page_size(), PROT_READ | PROT_WRITE, MAP_SHARED,
+                               agent->control_fd, 0)
+                        : MAP_FAILED;
+    if (page == MAP_FAILED)
+        return td_fail(TD_ERR_SYSTEM, "td_init_rpc: %s", td__errno_text(errno));
+    agent->control = page;
+    pthread_mutex_lock(&agent->run_lock);
+    ensure_thread(agent);
+    bool started = agent->thread_count > 0;
+    pthread_mutex_unlock(&agent->run_lock);
+    return started ? TD_OK : td_fail(TD_ERR_SYSTEM, "td_init_rpc: no thread could be started");
+}
+
+void td__io_stop(struct td__agent *agent)
+{
+    atomic_store(&agent->stopping, true);
+    td__io_wake(agent);
+    for (int i = 0; i < agent->thread_count; i++)
+        pthread_join(agent->all_threads[i], NULL);
+    agent->thread_count = 0;
+    free(agent->all_threads);
+    agent->all_threads = NULL;
+}
+
+void td__io_close(struct td__agent *agent)
+{
+    add_links(agent);
+    for (int i = 0; i < agent->link_count; i++)
+        td__link_release(agent->links[i]);
+    free(agent->links);
+    free(agent->by_id);
+    if (agent->control)
+        munmap(agent->control, td__page_size());
+    int fds[] = {agent->control_fd, agent->epoll, agent->sockets,
+                 agent->event,      agent->timer, agent->deadline_timer};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+}

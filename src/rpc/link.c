@@ -1,0 +1,388 @@
+/* A link to another worker: a stream of messages in each direction.
+ *
+ *     other host    the bytes go over a socket
+ *     this host     they go through rings in shared memory; the socket carries one byte to wake an agent that sleeps,
+ *                   and ends with its process
+ *
+ * Any thread writes, under write_lock; only the thread that leads (io.c) reads. */
+#include "base/arena.h"
+#include "base/fail.h"
+#include "os/socket.h"
+#include "rpc/agent.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum {
+    HELLO = 0x63707274, /* "trpc" */
+    BUFFER_SIZE = 64 * 1024,
+    SEGMENTS = 16, /* of one sendmsg() */
+};
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static struct td__rpc_link *create(struct td__agent *agent, int rank, int fd, bool local)
+{
+    struct td__rpc_link *link = calloc(1, sizeof *link);
+    if (!link) {
+        td__fail_nomem("rpc");
+        return NULL;
+    }
+    *link = (struct td__rpc_link){.agent = agent, .rank = rank, .fd = fd, .local = local};
+    atomic_init(&link->users, 1);
+    pthread_mutex_init(&link->write_lock, NULL);
+    link->last = &link->first;
+    if (!local && !(link->buffer = malloc(BUFFER_SIZE))) {
+        td__fail_nomem("rpc");
+        link->fd = -1;
+        td__link_release(link);
+        return NULL;
+    }
+    return link;
+}
+
+void td__link_retain(struct td__rpc_link *link)
+{
+    atomic_fetch_add(&link->users, 1);
+}
+
+void td__link_release(struct td__rpc_link *link)
+{
+    if (atomic_fetch_sub(&link->users, 1) != 1)
+        return;
+    for (struct td__message *message = link->first, *next; message; message = next) {
+        next = message->next;
+        td__message_free(message);
+    }
+    td__incoming_free(link->incoming);
+    td__byte_ring_unmap(&link->rings);
+    if (link->control)
+        munmap(link->control, td__page_size());
+    if (link->fd >= 0)
+        close(link->fd);
+    pthread_mutex_destroy(&link->write_lock);
+    free(link->buffer);
+    free(link);
+}
+
+static td_status map_control(struct td__rpc_link *link, int fd)
+{
+    void *page = mmap(NULL, td__page_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return td_fail(TD_ERR_SYSTEM, "the shared memory of a link: mmap: %s",
+                       td__errno_text(errno));
+    link->control = page;
+    return TD_OK;
+}
+
+static td_status failed(int error)
+{
+    return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "the handshake failed: %s",
+                   error == ENODATA ? "it closed the connection" : td__errno_text(error));
+}
+
+static td_status finish(struct td__rpc_link *link, td_status status)
+{
+    if (!status)
+        status = td__io_add(link);
+    if (status) {
+        td__link_release(link);
+        return status;
+    }
+    td__workers_add_link(link);
+    return TD_OK;
+}
+
+/* Sends a byte of the handshake with a descriptor, or receives one. */
+static td_status send_fd(struct td__rpc_link *link, int fd, td__deadline deadline)
+{
+    int error = td__send_fd(link->fd, fd, "f", 1, deadline);
+    return error ? failed(error) : TD_OK;
+}
+
+static td_status recv_fd(struct td__rpc_link *link, int *fd, td__deadline deadline)
+{
+    char byte;
+    int error = td__recv_fd(link->fd, fd, &byte, 1, deadline);
+    return error ? failed(error) : TD_OK;
+}
+
+static td_status recv_control(struct td__rpc_link *link, td__deadline deadline)
+{
+    int fd;
+    TD_TRY(recv_fd(link, &fd, deadline));
+    td_status status = map_control(link, fd);
+    close(fd);
+    return status;
+}
+
+static td_status open_rings(struct td__rpc_link *link, td__deadline deadline)
+{
+    int fd;
+    TD_TRY(td__byte_ring_create(&link->rings, &fd));
+    td_status status = send_fd(link, fd, deadline);
+    close(fd);
+    if (!status)
+        status = send_fd(link, link->agent->control_fd, deadline);
+    return status ? status : recv_control(link, deadline);
+}
+
+static td_status accept_rings(struct td__rpc_link *link, td__deadline deadline)
+{
+    int fd;
+    TD_TRY(recv_fd(link, &fd, deadline));
+    td_status status = td__byte_ring_map(&link->rings, fd);
+    close(fd);
+    if (!status)
+        status = recv_control(link, deadline);
+    return status ? status : send_fd(link, link->agent->control_fd, deadline);
+}
+
+td_status td__link_open(struct td__agent *agent, int rank, int fd, td__deadline deadline)
+{
+    uint8_t hello[8];
+    bool local = td__endpoint_host(agent->endpoint, rank) ==
+                 td__endpoint_host(agent->endpoint, agent->rank);
+    struct td__rpc_link *link = create(agent, rank, fd, local);
+    if (!link) {
+        close(fd);
+        return TD_ERR_NOMEM;
+    }
+    td__store_u32(hello, HELLO);
+    td__store_u32(hello + 4, local);
+    int error = td__send_all(fd, hello, sizeof hello, deadline);
+    td_status status = error ? failed(error) : local ? open_rings(link, deadline) : TD_OK;
+    return finish(link, status);
+}
+
+td_status td__link_accept(struct td__agent *agent, int rank, int fd, td__deadline deadline)
+{
+    uint8_t hello[8];
+    int error = td__recv_all(fd, hello, sizeof hello, deadline);
+    uint32_t local = td__load_u32(hello + 4);
+    if (error || td__load_u32(hello) != HELLO || local > 1) {
+        close(fd);
+        return error ? failed(error) : td_fail(TD_ERR_MISMATCH, "the handshake is not valid");
+    }
+    struct td__rpc_link *link = create(agent, rank, fd, local);
+    if (!link) {
+        close(fd);
+        return TD_ERR_NOMEM;
+    }
+    return finish(link, local ? accept_rings(link, deadline) : TD_OK);
+}
+
+/* ---- Writing (with write_lock held) ------------------------------------------------------------ */
+
+/* Writes what there is room for; false if the link has ended. */
+static bool write_ring(struct td__rpc_link *link, struct td__message *message)
+{
+    struct td__byte_ring *ring = &link->rings.out;
+    while (message->written < message->size) {
+        size_t size;
+        const void *bytes = td__message_next(message, &size);
+        size_t written = td__byte_ring_write(ring, bytes, size);
+        if (written == SIZE_MAX)
+            return false;
+        message->written += written;
+        if (written == size)
+            continue;
+        td__byte_ring_publish(ring);
+        if (!td__byte_ring_await_room(ring))
+            break;
+    }
+    td__byte_ring_publish(ring);
+    return true;
+}
+
+static bool write_socket(struct td__rpc_link *link, struct td__message *message)
+{
+    while (message->written < message->size) {
+        struct iovec segments[SEGMENTS];
+        struct msghdr header = {.msg_iov = segments};
+        size_t at = message->written, size;
+        const void *bytes;
+        while (header.msg_iovlen < SEGMENTS && (bytes = td__message_next(message, &size))) {
+            segments[header.msg_iovlen++] = (struct iovec){(void *)bytes, size};
+            message->written += size;
+        }
+        ssize_t sent = sendmsg(link->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+        message->written = at + (sent > 0 ? (size_t)sent : 0);
+        if (sent < 0 && errno != EINTR)
+            return errno == EAGAIN;
+    }
+    return true;
+}
+
+static bool write_message(struct td__rpc_link *link, struct td__message *message)
+{
+    return link->local ? write_ring(link, message) : write_socket(link, message);
+}
+
+/* The link has ended: the thread that leads finds out by reading. */
+static void drop(struct td__rpc_link *link)
+{
+    link->closed = true;
+    shutdown(link->fd, SHUT_RDWR);
+    td__io_wake(link->agent);
+}
+
+td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
+{
+    pthread_mutex_lock(&link->write_lock);
+    bool open = !link->closed;
+    if (open && !link->first)
+        open = write_message(link, message);
+    if (!open && !link->closed)
+        drop(link);
+    bool done = !open || message->written == message->size;
+    if (!done) {
+        *link->last = message;
+        link->last = &message->next;
+        atomic_store(&link->blocked, true);
+    }
+    pthread_mutex_unlock(&link->write_lock);
+    if (link->local && open)
+        td__io_ring(link);
+    if (done)
+        td__message_free(message);
+    return open ? TD_OK : TD_ERR_PEER;
+}
+
+void td__link_flush(struct td__rpc_link *link)
+{
+    bool wrote = false;
+    pthread_mutex_lock(&link->write_lock);
+    while (link->first && !link->closed) {
+        struct td__message *message = link->first;
+        size_t before = message->written;
+        if (!write_message(link, message)) {
+            drop(link);
+            break;
+        }
+        wrote |= message->written != before;
+        if (message->written < message->size)
+            break;
+        link->first = message->next;
+        if (!link->first)
+            link->last = &link->first;
+        td__message_free(message);
+    }
+    atomic_store(&link->blocked, link->first && !link->closed);
+    pthread_mutex_unlock(&link->write_lock);
+    if (link->local && wrote)
+        td__io_ring(link);
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+/* A message is complete if nothing of it is missing. */
+static void check_complete(struct td__rpc_link *link)
+{
+    size_t size;
+    td__incoming_next(link->incoming, &size);
+    if (size)
+        return;
+    struct td__incoming *incoming = link->incoming;
+    link->incoming = NULL;
+    link->header_have = 0;
+    td__agent_receive(link, incoming);
+}
+
+static bool begin_message(struct td__rpc_link *link)
+{
+    struct td__message_header header;
+    if (!td__message_header_read(link->header, &header))
+        return false;
+    link->incoming = td__incoming_create(link->agent, link->rank, &header,
+                                         link->agent->max_message);
+    if (!link->incoming)
+        return false;
+    check_complete(link);
+    return true;
+}
+
+/* Takes bytes that have arrived; false if they are not valid. */
+static bool take(struct td__rpc_link *link, const char *bytes, size_t count)
+{
+    while (count) {
+        size_t size;
+        if (!link->incoming) {
+            size = TD__HEADER_SIZE - link->header_have;
+            size = size < count ? size : count;
+            memcpy(link->header + link->header_have, bytes, size);
+            link->header_have += size;
+            if (link->header_have == TD__HEADER_SIZE && !begin_message(link))
+                return false;
+        } else {
+            void *to = td__incoming_next(link->incoming, &size);
+            size = size < count ? size : count;
+            if (to)
+                memcpy(to, bytes, size);
+            td__incoming_advance(link->incoming, size);
+            check_complete(link);
+        }
+        bytes += size;
+        count -= size;
+    }
+    return true;
+}
+
+static bool read_ring(struct td__rpc_link *link)
+{
+    struct td__byte_ring *ring = &link->rings.in;
+    const char *bytes;
+    size_t size = td__byte_ring_peek_all(ring, &bytes);
+    if (!size)
+        return false;
+    if (size == SIZE_MAX || !take(link, bytes, size)) {
+        link->ended = true;
+        return true;
+    }
+    if (td__byte_ring_consume(ring, size))
+        td__io_ring(link);
+    return true;
+}
+
+/* Large parts are received where they belong, all others through the buffer. */
+static bool read_socket(struct td__rpc_link *link)
+{
+    size_t size = 0;
+    void *to = link->incoming ? td__incoming_next(link->incoming, &size) : NULL;
+    bool direct = to && size >= BUFFER_SIZE;
+    ssize_t got = recv(link->fd, direct ? to : link->buffer, direct ? size : BUFFER_SIZE,
+                       MSG_DONTWAIT);
+    if (got < 0)
+        link->ended = errno != EAGAIN && errno != EINTR;
+    if (got == 0)
+        link->ended = true;
+    if (got <= 0)
+        return link->ended;
+    if (!direct) {
+        link->ended = !take(link, (const char *)link->buffer, (size_t)got);
+    } else {
+        td__incoming_advance(link->incoming, (size_t)got);
+        check_complete(link);
+    }
+    return true;
+}
+
+bool td__link_read(struct td__rpc_link *link)
+{
+    bool read = false;
+    while (!link->ended && (link->local ? read_ring(link) : read_socket(link)))
+        read = true;
+    return read;
+}
+
+bool td__link_drain(struct td__rpc_link *link)
+{
+    char bytes[256];
+    ssize_t got = recv(link->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+}

@@ -1,0 +1,378 @@
+/* Messages as bytes; see message.h. */
+#include "rpc/message.h"
+
+#include "base/fail.h"
+#include "rpc/agent.h"
+#include "rpc/lease.h"
+#include "tensor/tensor_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Headers --------------------------------------------------------------------------------- */
+
+static void store_u64(uint8_t *to, uint64_t value)
+{
+    td__store_u32(to, (uint32_t)value);
+    td__store_u32(to + 4, (uint32_t)(value >> 32));
+}
+
+static uint64_t load_u64(const uint8_t *from)
+{
+    return td__load_u32(from) | (uint64_t)td__load_u32(from + 4) << 32;
+}
+
+void td__message_header_write(const struct td__message_header *header, uint8_t bytes[TD__HEADER_SIZE])
+{
+    td__store_u32(bytes, (uint32_t)header->kind | (uint32_t)header->copy << 8 |
+                             (uint32_t)header->depth << 16);
+    td__store_u32(bytes + 4, header->tensors);
+    td__store_u32(bytes + 8, header->records);
+    td__store_u32(bytes + 12, header->body);
+    store_u64(bytes + 16, header->id);
+    td__store_u32(bytes + 24, header->timeout_ms);
+    td__store_u32(bytes + 28, header->flags);
+    store_u64(bytes + 32, header->context);
+    store_u64(bytes + 40, header->elements);
+}
+
+bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE], struct td__message_header *header)
+{
+    uint32_t first = td__load_u32(bytes);
+    *header = (struct td__message_header){
+        .kind = (uint8_t)first,
+        .copy = (uint8_t)(first >> 8),
+        .depth = (uint16_t)(first >> 16),
+        .tensors = td__load_u32(bytes + 4),
+        .records = td__load_u32(bytes + 8),
+        .body = td__load_u32(bytes + 12),
+        .id = load_u64(bytes + 16),
+        .timeout_ms = td__load_u32(bytes + 24),
+        .flags = td__load_u32(bytes + 28),
+        .context = load_u64(bytes + 32),
+        .elements = load_u64(bytes + 40),
+    };
+    return header->kind >= TD__MESSAGE_REQUEST && header->kind < TD__MESSAGE_KINDS &&
+           header->copy <= 1 && !header->flags && header->tensors <= TD__MAX_TENSORS &&
+           header->records <= header->tensors * TD__RECORD_MAX &&
+           (header->tensors == 0) == (header->records == 0) &&
+           (header->tensors || !header->elements);
+}
+
+/* ---- Tensor records: dtype, dimensions, flags, shape; of a lent one the lease and its place ---- */
+
+enum { LENT = 1, REQUIRES_GRAD = 2, FLAGS = 3 };
+
+struct record {
+    uint8_t flags;
+    struct td__layout layout;
+    uint64_t lease, offset;
+};
+
+static void put_record(struct td__buffer *bytes, const struct record *record)
+{
+    td__buffer_put_u8(bytes, (uint8_t)record->layout.dtype);
+    td__buffer_put_u8(bytes, (uint8_t)(record->layout.ndim | record->flags << 4));
+    for (int d = 0; d < record->layout.ndim; d++)
+        td__buffer_put_u64(bytes, (uint64_t)record->layout.shape[d]);
+    if (record->flags & LENT) {
+        td__buffer_put_u64(bytes, record->lease);
+        td__buffer_put_u64(bytes, record->offset);
+    }
+}
+
+static td_status get_record(struct td__reader *reader, struct record *record)
+{
+    int64_t shape[TD_MAX_DIMS];
+    td_dtype dtype = (td_dtype)td__reader_u8(reader);
+    uint8_t dims = td__reader_u8(reader);
+    int ndim = dims & 15;
+    *record = (struct record){.flags = dims >> 4};
+    if (ndim > TD_MAX_DIMS || record->flags & ~FLAGS)
+        return td_fail(TD_ERR_INVALID, "a tensor record is not valid");
+    for (int d = 0; d < ndim; d++)
+        shape[d] = (int64_t)td__reader_u64(reader);
+    if (record->flags & LENT) {
+        record->lease = td__reader_u64(reader);
+        record->offset = td__reader_u64(reader);
+    }
+    if (reader->failed)
+        return td_fail(TD_ERR_INVALID, "a tensor record is cut off");
+    return td__layout_init(&record->layout, "a tensor record", shape, ndim, NULL, dtype);
+}
+
+static size_t layout_bytes(const struct td__layout *layout)
+{
+    return (size_t)layout->numel * td_dtype_size(layout->dtype);
+}
+
+/* ---- Outgoing -------------------------------------------------------------------------------- */
+
+struct td__message *td__message_create(struct td__agent *agent, int to, bool lend)
+{
+    struct td__message *message = calloc(1, sizeof *message);
+    if (!message) {
+        td__fail_nomem("rpc");
+        return NULL;
+    }
+    message->agent = agent;
+    message->to = to;
+    message->lends = lend && getenv("LEND");
+    static const uint8_t no_header[TD__HEADER_SIZE];
+    td__buffer_reserve(&message->bytes, 256);
+    td__buffer_put(&message->bytes, no_header, sizeof no_header);
+    return message;
+}
+
+void td__message_free(struct td__message *message)
+{
+    if (!message)
+        return;
+    for (uint32_t i = 0; i < message->count; i++)
+        td_tensor_release(message->tensors[i]);
+    free(message->tensors);
+    td__buffer_free(&message->bytes);
+    td__buffer_free(&message->body);
+    free(message);
+}
+
+static bool grow_tensors(struct td__message *message)
+{
+    uint32_t capacity = message->capacity ? 2 * message->capacity : 4;
+    td_tensor **tensors = realloc(message->tensors, sizeof *tensors * capacity);
+    if (!tensors)
+        return false;
+    message->tensors = tensors;
+    message->capacity = capacity;
+    return true;
+}
+
+/* The record of the tensor goes into `bytes`, right behind the header: all records come before the body. */
+static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
+{
+    struct td__message *message = arg;
+    if (message->count == TD__MAX_TENSORS)
+        return td_fail(TD_ERR_INVALID, "a message has more than %d tensors", TD__MAX_TENSORS);
+    if (message->count == message->capacity && !grow_tensors(message))
+        return td__fail_nomem("rpc");
+    struct record record = {.layout = tensor->layout};
+    if (td_tensor_requires_grad(tensor))
+        record.flags |= REQUIRES_GRAD;
+    td_tensor *kept = td__contiguous(tensor);
+    if (!kept)
+        return TD_ERR_NOMEM;
+    if (message->lends && layout_bytes(&record.layout) >= TD__LEND_FROM) {
+        td_status status = td__lease_make(message->agent, message->to, &kept, &record.lease,
+                                          &record.offset);
+        if (status) {
+            td_tensor_release(kept);
+            return status;
+        }
+        record.flags |= LENT;
+        td_tensor_release(kept);
+        kept = NULL;
+    }
+    put_record(&message->bytes, &record);
+    *number = message->count;
+    message->tensors[message->count++] = kept;
+    return TD_OK;
+}
+
+static td_status put_rref(void *arg, td_rref *rref, struct td__buffer *bytes)
+{
+    struct td__message *message = arg;
+    return td__rref_put(message->agent, message->to, rref, bytes);
+}
+
+static const td__codec_fns outgoing_fns = {.put_tensor = put_tensor, .put_rref = put_rref};
+
+td_status td__message_put(struct td__message *message, const td_value *value)
+{
+    return td__encode(value, &outgoing_fns, message, &message->body);
+}
+
+td_status td__message_seal(struct td__message *message, struct td__message_header *header, size_t max)
+{
+    size_t records = message->bytes.size - TD__HEADER_SIZE, body = message->body.size;
+    if (records + body > max || records + body > UINT32_MAX)
+        return td_fail(TD_ERR_INVALID,
+                       "the values of a call have %zu bytes without their tensors; the limit is "
+                       "%zu (td_rpc_options.max_message)",
+                       records + body, max);
+    td__buffer_put(&message->bytes, message->body.data, body);
+    if (message->bytes.failed || message->body.failed)
+        return td__fail_nomem("rpc");
+    td__buffer_free(&message->body);
+    header->tensors = message->count;
+    header->records = (uint32_t)records;
+    header->body = (uint32_t)body;
+    header->elements = 0;
+    for (uint32_t i = 0; i < message->count; i++)
+        if (message->tensors[i])
+            header->elements += layout_bytes(&message->tensors[i]->layout);
+    td__message_header_write(header, message->bytes.data);
+    message->size = message->bytes.size + header->elements;
+    return TD_OK;
+}
+
+const void *td__message_next(const struct td__message *message, size_t *size)
+{
+    size_t at = message->written;
+    if (at < message->bytes.size) {
+        *size = message->bytes.size - at;
+        return message->bytes.data + at;
+    }
+    at -= message->bytes.size;
+    for (uint32_t i = 0; i < message->count; i++) {
+        td_tensor *tensor = message->tensors[i];
+        size_t bytes = tensor ? layout_bytes(&tensor->layout) : 0;
+        if (at < bytes) {
+            *size = bytes - at;
+            return (const char *)td_tensor_data(tensor) + at;
+        }
+        at -= bytes;
+    }
+    *size = 0;
+    return NULL;
+}
+
+/* ---- Incoming -------------------------------------------------------------------------------- */
+
+/* It cannot be served: what comes of it is skipped. */
+static void refuse(struct td__incoming *incoming)
+{
+    incoming->status = td__error_status();
+    incoming->text = strdup(td__error_text());
+}
+
+struct td__incoming *td__incoming_create(struct td__agent *agent, int from,
+                                         const struct td__message_header *header, size_t max)
+{
+    size_t size = (size_t)header->records + header->body;
+    bool fits = size <= max;
+    struct td__incoming *incoming = malloc(sizeof *incoming + (fits ? size : 0));
+    if (!incoming)
+        return NULL;
+    *incoming = (struct td__incoming){
+        .agent = agent, .from = from, .header = *header, .bytes = (uint8_t *)(incoming + 1)};
+    if (!fits) {
+        td_fail(TD_ERR_INVALID, "a message of %zu bytes without its tensors; the limit is %zu",
+                size, max);
+        refuse(incoming);
+        incoming->skip = size;
+    }
+    return incoming;
+}
+
+static td_status make_tensor(struct td__incoming *incoming, struct td__reader *reader,
+                             td_tensor **tensor, size_t *size)
+{
+    struct record record;
+    TD_TRY(get_record(reader, &record));
+    if (record.flags & LENT)
+        return td__lease_borrow(incoming->agent, incoming->from, record.lease, record.offset,
+                                &record.layout, tensor);
+    *size = layout_bytes(&record.layout);
+    if (*size > incoming->header.elements)
+        return td_fail(TD_ERR_INVALID, "a tensor record has more elements than the message");
+    *tensor = td__empty("rpc", record.layout.shape, record.layout.ndim, record.layout.dtype,
+                        td__host_device());
+    return *tensor ? TD_OK : td__error_status();
+}
+
+/* The records are there: makes the tensors, whose elements follow. */
+static td_status make_tensors(struct td__incoming *incoming)
+{
+    uint32_t count = incoming->header.tensors;
+    uint64_t elements = 0;
+    struct td__reader reader = td__reader_of(incoming->bytes, incoming->header.records);
+    incoming->tensors = calloc(count + 1, sizeof *incoming->tensors);
+    incoming->sizes = calloc(count + 1, sizeof *incoming->sizes);
+    if (!incoming->tensors || !incoming->sizes)
+        return td__fail_nomem("rpc");
+    for (uint32_t i = 0; i < count; i++) {
+        TD_TRY(make_tensor(incoming, &reader, &incoming->tensors[i], &incoming->sizes[i]));
+        elements += incoming->sizes[i];
+    }
+    return td__reader_done(&reader) && elements == incoming->header.elements
+               ? TD_OK
+               : td_fail(TD_ERR_INVALID, "the tensor records are not valid");
+}
+
+void *td__incoming_next(struct td__incoming *incoming, size_t *size)
+{
+    size_t whole = (size_t)incoming->header.records + incoming->header.body;
+    if (incoming->status) {
+        *size = incoming->skip > SIZE_MAX ? SIZE_MAX : (size_t)incoming->skip;
+        return NULL;
+    }
+    if (incoming->have < whole) {
+        *size = whole - incoming->have;
+        return incoming->bytes + incoming->have;
+    }
+    if (incoming->header.tensors && !incoming->tensors && make_tensors(incoming)) {
+        refuse(incoming);
+        incoming->skip = incoming->header.elements;
+        return td__incoming_next(incoming, size);
+    }
+    for (; incoming->inline_at < incoming->header.tensors; incoming->inline_at++) {
+        td_tensor *tensor = incoming->tensors[incoming->inline_at];
+        size_t left = incoming->sizes[incoming->inline_at] - incoming->inline_have;
+        if (left) {
+            *size = left;
+            return (char *)td_tensor_data(tensor) + incoming->inline_have;
+        }
+        incoming->inline_have = 0;
+    }
+    *size = 0;
+    return NULL;
+}
+
+void td__incoming_advance(struct td__incoming *incoming, size_t size)
+{
+    if (incoming->status)
+        incoming->skip -= size;
+    else if (incoming->have < (size_t)incoming->header.records + incoming->header.body)
+        incoming->have += size;
+    else
+        incoming->inline_have += size;
+}
+
+struct td__reader td__incoming_body(const struct td__incoming *incoming)
+{
+    return td__reader_of(incoming->bytes + incoming->header.records, incoming->header.body);
+}
+
+static td_tensor *get_tensor(void *arg, uint32_t number)
+{
+    struct td__incoming *incoming = arg;
+    if (number < incoming->header.tensors)
+        return td_tensor_retain(incoming->tensors[number]);
+    td_fail(TD_ERR_INVALID, "there is no tensor %u in the message", number);
+    return NULL;
+}
+
+static td_rref *get_rref(void *arg, const void *bytes, size_t size)
+{
+    struct td__incoming *incoming = arg;
+    return td__rref_get(incoming->agent, incoming->from, bytes, size);
+}
+
+static const td__codec_fns incoming_fns = {.get_tensor = get_tensor, .get_rref = get_rref};
+
+td_value *td__incoming_value(struct td__incoming *incoming, const void *bytes, size_t size)
+{
+    return td__decode(bytes, size, &incoming_fns, incoming);
+}
+
+void td__incoming_free(struct td__incoming *incoming)
+{
+    if (!incoming)
+        return;
+    for (uint32_t i = 0; incoming->tensors && i < incoming->header.tensors; i++)
+        td_tensor_release(incoming->tensors[i]);
+    free(incoming->tensors);
+    free(incoming->sizes);
+    free(incoming->text);
+    free(incoming);
+}

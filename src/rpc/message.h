@@ -1,0 +1,118 @@
+/* Messages between workers.
+ *
+ *     header            TD__HEADER_SIZE bytes
+ *     tensor records    what each tensor is, and where its elements are
+ *     body              msgpack: a request is [function, args, kwargs], a reply is the result, an error [status, text]
+ *     elements          of those tensors that are inline, one after the other
+ *
+ * A tensor of at least TD__LEND_FROM bytes that goes to a worker of the same host is lent: only its place in the arena
+ * of the sender is in the record. */
+#ifndef TD_RPC_MESSAGE_H
+#define TD_RPC_MESSAGE_H
+
+#include "rpc/codec.h"
+
+enum { TD__HEADER_SIZE = 48, TD__LEND_FROM = 4096, TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24 };
+
+enum td__message_kind {
+    TD__MESSAGE_REQUEST = 1,
+    TD__MESSAGE_REPLY,
+    TD__MESSAGE_ERROR,
+    TD__MESSAGE_CANCEL, /* of the request `id` */
+    TD__MESSAGE_RETURN, /* the body has the numbers of leases that have ended, 8 bytes each */
+    TD__MESSAGE_LEAVE,  /* the sender shuts down: nothing comes after this */
+    TD__MESSAGE_KINDS,
+};
+
+struct td__message_header {
+    uint8_t kind;
+    uint8_t copy;        /* request: the result's tensors by value */
+    uint16_t depth;      /* request: how deep calls are nested */
+    uint32_t tensors;    /* records */
+    uint32_t records;    /* their bytes */
+    uint32_t body;       /* bytes */
+    uint64_t id;         /* of the request */
+    uint32_t timeout_ms; /* request: how long the caller waits */
+    uint32_t flags;      /* 0 */
+    uint64_t context;    /* request and reply: of distributed autograd; 0: none */
+    uint64_t elements;   /* bytes of the inline tensors */
+};
+
+void td__message_header_write(const struct td__message_header *header, uint8_t bytes[TD__HEADER_SIZE]);
+
+/** False if it is not valid. */
+bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE], struct td__message_header *header);
+
+/* ---- Outgoing -------------------------------------------------------------------------------- */
+
+struct td__agent;
+
+/** A message that is sent, or waits for that. */
+struct td__message {
+    struct td__message *next;
+    struct td__buffer bytes; /* header, records and body */
+    struct td__buffer body;  /* while it is made */
+    struct td__agent *agent;
+    int to;         /* the receiver's rank */
+    bool lends;     /* it is on this host */
+    uint32_t count; /* tensors */
+    uint32_t capacity;
+    td_tensor **tensors; /* contiguous; NULL for one that is lent */
+    size_t written;      /* bytes that are in the link, of all */
+    size_t size;         /* of all */
+};
+
+/** Makes an empty message for the worker `to`; `lend`: tensors may be lent to it. */
+struct td__message *td__message_create(struct td__agent *agent, int to, bool lend);
+
+/** Appends a value to the body. */
+td_status td__message_put(struct td__message *message, const td_value *value);
+
+/** Adds the header. TD_ERR_INVALID if the message is larger than `max` bytes without its tensors. */
+td_status td__message_seal(struct td__message *message, struct td__message_header *header, size_t max);
+
+/** Frees it; one that was not sent takes its leases back. */
+void td__message_free(struct td__message *message);
+
+/** The next bytes to be written, at message->written. */
+const void *td__message_next(const struct td__message *message, size_t *size);
+
+/* ---- Incoming -------------------------------------------------------------------------------- */
+
+/** A message that has arrived, or is arriving. */
+struct td__incoming {
+    struct td__incoming *next;
+    struct td__agent *agent;
+    int from;
+    struct td__message_header header;
+    uint8_t *bytes; /* records and body */
+    size_t have;    /* of them */
+    td_tensor **tensors; /* NULL until records and body are there */
+    size_t *sizes;       /* of their elements that are inline */
+    uint32_t inline_at;  /* the tensor whose elements are next */
+    size_t inline_have; /* of its bytes */
+    td_status status;   /* it cannot be served: why … */
+    char *text;
+    uint64_t skip; /* … and how many of its bytes are to be skipped */
+};
+
+/** Begins a message after its header. */
+struct td__incoming *td__incoming_create(struct td__agent *agent, int from,
+                                         const struct td__message_header *header, size_t max);
+
+/** Where the next bytes go, and how many: NULL and a number for bytes to be skipped; 0 if it is complete. */
+void *td__incoming_next(struct td__incoming *incoming, size_t *size);
+
+/** `size` bytes are there. */
+void td__incoming_advance(struct td__incoming *incoming, size_t size);
+
+/** The value of `size` bytes of its body, with one reference; NULL on failure. */
+td_value *td__incoming_value(struct td__incoming *incoming, const void *bytes, size_t size);
+
+/** Its body. */
+struct td__reader td__incoming_body(const struct td__incoming *incoming);
+
+/** Frees it, and its tensors that are not in use. */
+void td__incoming_free(struct td__incoming *incoming);
+
+#endif

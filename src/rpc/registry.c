@@ -1,0 +1,273 @@
+/* Registered functions and classes. */
+#include "rpc/registry.h"
+
+#include "base/fail.h"
+#include "base/option_rules.h"
+#include "rpc/value_internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct td__rpc_class_entry {
+    atomic_int owners;
+    char *name;
+    void *(*create)(td_call *call, td_value *const *args, int count);
+    void (*destroy)(void *object);
+    td_value *(*pack)(void *object);
+    void *(*unpack)(td_value *packed);
+    int method_count;
+    struct td__function_entry methods[];
+};
+
+/* Functions, and the constructors of classes, by name. */
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct td__map functions;
+
+/* ---- Entries --------------------------------------------------------------------------------- */
+
+void td__function_release(struct td__function_entry *entry)
+{
+    if (!entry || !entry->by_name.key) /* a method: its class owns it */
+        return;
+    if (atomic_fetch_sub(&entry->owners, 1) != 1)
+        return;
+    td__class_release(entry->owner);
+    td__signature_free(entry->signature);
+    free(entry);
+}
+
+struct td__function_entry *td__function_find(const char *name, size_t size)
+{
+    pthread_rwlock_rdlock(&lock);
+    struct td__map_node *node = td__map_find(&functions, name, size);
+    struct td__function_entry *entry = node ? TD__CONTAINER(node, struct td__function_entry, by_name)
+                                            : NULL;
+    if (entry)
+        atomic_fetch_add(&entry->owners, 1);
+    pthread_rwlock_unlock(&lock);
+    return entry;
+}
+
+static td_status add(struct td__function_entry *entry)
+{
+    const char *name = td__signature_name(entry->signature);
+    entry->by_name.key = name;
+    entry->by_name.key_size = strlen(name);
+    pthread_rwlock_wrlock(&lock);
+    td_status status = TD_OK;
+    if (td__map_find(&functions, name, strlen(name)))
+        status = td_fail(TD_ERR_STATE,
+                         "there is a function or class \"%s\" already; td_rpc_unregister() removes it",
+                         name);
+    else if (!td__map_insert(&functions, &entry->by_name))
+        status = td__fail_nomem("rpc");
+    pthread_rwlock_unlock(&lock);
+    return status;
+}
+
+static td_status make(const char *signature, td_rpc_fn fn, void *arg,
+                      struct td__function_entry **entry_out)
+{
+    struct td__function_entry *entry = calloc(1, sizeof *entry);
+    if (!entry)
+        return td__fail_nomem("rpc");
+    atomic_init(&entry->owners, 1);
+    entry->fn = fn;
+    entry->arg = arg;
+    td_status status = td__signature_parse(signature, &entry->signature);
+    if (status)
+        free(entry);
+    else
+        *entry_out = entry;
+    return status;
+}
+
+td_status td__rpc_register_own(const char *signature, td_rpc_fn fn)
+{
+    struct td__function_entry *entry = NULL;
+    TD_TRY(make(signature, fn, NULL, &entry));
+    td_status status = add(entry);
+    if (status)
+        td__function_release(entry);
+    return status;
+}
+
+static td_status check_name(const char *call, const char *signature)
+{
+    return strncmp(signature, "td.", 3)
+               ? TD_OK
+               : td_fail(TD_ERR_INVALID, "%s: \"%s\": names that begin with \"td.\" are the library's",
+                         call, signature);
+}
+
+td_status td_rpc_register(const char *signature, td_rpc_fn fn, void *arg)
+{
+    struct td__function_entry *entry = NULL;
+    if (!signature || !fn)
+        return td__fail_null(__func__);
+    TD_TRY(check_name(__func__, signature));
+    TD_TRY(make(signature, fn, arg, &entry));
+    td_status status = add(entry);
+    if (status) {
+        td_fail(status, "td_rpc_register: %s", td__error_text());
+        td__function_release(entry);
+    }
+    return status;
+}
+
+td_status td_rpc_unregister(const char *name)
+{
+    if (!name)
+        return td__fail_null(__func__);
+    TD_TRY(check_name(__func__, name));
+    pthread_rwlock_wrlock(&lock);
+    struct td__map_node *node = td__map_find(&functions, name, strlen(name));
+    if (node)
+        td__map_remove(&functions, node);
+    pthread_rwlock_unlock(&lock);
+    if (!node)
+        return td_fail(TD_ERR_INVALID, "td_rpc_unregister: there is no function or class \"%s\"",
+                       name);
+    td__function_release(TD__CONTAINER(node, struct td__function_entry, by_name));
+    return TD_OK;
+}
+
+/* ---- Classes --------------------------------------------------------------------------------- */
+
+void td__class_release(struct td__rpc_class_entry *entry)
+{
+    if (!entry || atomic_fetch_sub(&entry->owners, 1) != 1)
+        return;
+    for (int i = 0; i < entry->method_count; i++)
+        td__signature_free(entry->methods[i].signature);
+    free(entry->name);
+    free(entry);
+}
+
+const char *td__class_name(const struct td__rpc_class_entry *entry)
+{
+    return entry->name;
+}
+
+void td__class_destroy_object(struct td__rpc_class_entry *entry, void *object)
+{
+    if (entry->destroy)
+        entry->destroy(object);
+}
+
+struct td__rpc_class_entry *td__class_find(const char *name)
+{
+    struct td__function_entry *entry = td__function_find(name, strlen(name));
+    struct td__rpc_class_entry *found = entry ? entry->owner : NULL;
+    if (found)
+        atomic_fetch_add(&found->owners, 1);
+    td__function_release(entry);
+    return found;
+}
+
+struct td__function_entry *td__method_find(struct td__rpc_class_entry *owner, const char *name)
+{
+    for (int i = 0; i < owner->method_count; i++)
+        if (!strcmp(td__signature_name(owner->methods[i].signature), name))
+            return &owner->methods[i];
+    return NULL;
+}
+
+td_value *td__class_pack(struct td__rpc_class_entry *entry, void *object)
+{
+    if (entry->pack)
+        return entry->pack(object);
+    td_fail(TD_ERR_UNSUPPORTED,
+            "an object of class \"%s\" cannot be sent: the class has no pack(); send a reference",
+            entry->name);
+    return NULL;
+}
+
+void *td__class_unpack(struct td__rpc_class_entry *entry, td_value *packed)
+{
+    if (entry->unpack)
+        return entry->unpack(packed);
+    td_fail(TD_ERR_UNSUPPORTED,
+            "an object of class \"%s\" cannot be received: the class has no unpack()", entry->name);
+    return NULL;
+}
+
+static td_status add_methods(struct td__rpc_class_entry *made, const td_rpc_method *methods,
+                             int count, void *arg)
+{
+    for (int i = 0; i < count; i++) {
+        struct td__signature *signature;
+        if (!methods[i].fn)
+            return td__fail_null("td_rpc_register_class");
+        TD_TRY(td__signature_parse(methods[i].signature, &signature));
+        bool twice = td__method_find(made, td__signature_name(signature));
+        made->methods[made->method_count++] = (struct td__function_entry){
+            .signature = signature, .fn = methods[i].fn, .owner = made, .arg = arg};
+        if (twice)
+            return td_fail(TD_ERR_INVALID, "there are two methods \"%s\"",
+                           td__signature_name(signature));
+    }
+    return TD_OK;
+}
+
+td_status td_rpc_register_class(const td_rpc_class *given)
+{
+    struct td__function_entry *entry = NULL;
+    int count = 0;
+    if (!given || !given->signature)
+        return td__fail_null(__func__);
+    TD_TRY(td__check_reserved(__func__, given->reserved));
+    TD_TRY(check_name(__func__, given->signature));
+    if (!given->pack != !given->unpack)
+        return td_fail(TD_ERR_INVALID, "td_rpc_register_class: \"%s\" has only one of pack and unpack",
+                       given->signature);
+    while (given->methods && given->methods[count].signature)
+        count++;
+    TD_TRY(make(given->signature, NULL, given->arg, &entry));
+    struct td__rpc_class_entry *made = calloc(1, sizeof *made + sizeof made->methods[0] * (size_t)count);
+    char *name = made ? strdup(td__signature_name(entry->signature)) : NULL;
+    td_status status = name ? TD_OK : td__fail_nomem("rpc");
+    if (made) {
+        atomic_init(&made->owners, 1);
+        made->name = name;
+        made->create = given->create;
+        made->destroy = given->destroy;
+        made->pack = given->pack;
+        made->unpack = given->unpack;
+        entry->owner = made;
+    }
+    if (!status)
+        status = add_methods(made, given->methods, count, given->arg);
+    if (!status)
+        status = add(entry);
+    if (status) {
+        entry->by_name.key = "";
+        td_fail(status, "td_rpc_register_class: %s", td__error_text());
+        td__function_release(entry);
+    }
+    return status;
+}
+
+/* ---- Calling --------------------------------------------------------------------------------- */
+
+static td_value *construct(struct td__rpc_class_entry *owner, td_call *call, td_value *const *args,
+                           int count)
+{
+    if (!owner->create) {
+        td_fail(TD_ERR_UNSUPPORTED, "objects of class \"%s\" cannot be made by a call: it has no create()",
+                owner->name);
+        return NULL;
+    }
+    void *object = owner->create(call, args, count);
+    if (!object)
+        return NULL;
+    atomic_fetch_add(&owner->owners, 1);
+    return td__value_adopt(td__value_new_object(owner, object));
+}
+
+td_value *td__function_call(struct td__function_entry *entry, td_call *call, td_value *const *args,
+                            int count)
+{
+    return entry->fn ? entry->fn(call, args, count) : construct(entry->owner, call, args, count);
+}

@@ -1,0 +1,249 @@
+/* Calls to this worker: from the message to the answer. */
+#include "base/fail.h"
+#include "rpc/agent.h"
+
+#include <tandem/rpc.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+_Thread_local struct td_call *td__current_call;
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+void *td_call_arg(const td_call *call)
+{
+    return call && call->entry ? call->entry->arg : NULL;
+}
+
+void *td_call_self(const td_call *call)
+{
+    return call ? call->self : NULL;
+}
+
+const char *td_call_from(const td_call *call)
+{
+    return call ? td__worker_name_of(call->agent, call->from) : NULL;
+}
+
+bool td_call_is_cancelled(const td_call *call)
+{
+    return call && (atomic_load(&call->cancelled) || td__deadline_passed(call->deadline));
+}
+
+static void free_call(struct td_call *call)
+{
+    struct td__agent *agent = call->agent;
+    pthread_mutex_lock(&agent->run_lock);
+    if (call->later)
+        call->later->earlier = call->earlier;
+    if (call->earlier)
+        call->earlier->later = call->later;
+    else
+        agent->active = call->later;
+    if (!agent->active)
+        pthread_cond_broadcast(&agent->run_idle);
+    pthread_mutex_unlock(&agent->run_lock);
+    td__function_release(call->entry);
+    td_future_release(call->later_result);
+    free(call);
+}
+
+void td__serve(struct td__agent *agent, struct td__incoming *incoming)
+{
+    struct td_call *call = calloc(1, sizeof *call);
+    if (!call) {
+        td__incoming_free(incoming); /* the caller's timeout ends its call */
+        return;
+    }
+    const struct td__message_header *header = &incoming->header;
+    call->agent = agent;
+    call->incoming = incoming;
+    call->from = incoming->from;
+    call->id = header->id;
+    call->context = header->context;
+    call->depth = header->depth;
+    call->copy = header->copy;
+    call->deadline = td__deadline_in_ms(header->timeout_ms);
+    atomic_fetch_add(&agent->activity, 1);
+    pthread_mutex_lock(&agent->run_lock);
+    call->later = agent->active;
+    if (agent->active)
+        agent->active->earlier = call;
+    agent->active = call;
+    pthread_mutex_unlock(&agent->run_lock);
+    td__io_run(agent, call);
+}
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+static void answer_error(struct td_call *call, td_status status, const char *text)
+{
+    struct td__agent *agent = call->agent;
+    struct td__message_header header = {.kind = TD__MESSAGE_ERROR, .id = call->id};
+    struct td__message *message = td__message_create(agent, call->from, false);
+    if (!message)
+        return;
+    td__buffer_put_u32(&message->body, (uint32_t)status);
+    td__buffer_put_string(&message->body, text, strlen(text));
+    if (td__message_seal(message, &header, SIZE_MAX))
+        td__message_free(message);
+    else
+        td__agent_send(agent, call->from, message);
+}
+
+static td_status answer_value(struct td_call *call, td_value *value)
+{
+    struct td__agent *agent = call->agent;
+    struct td__message_header header = {
+        .kind = TD__MESSAGE_REPLY, .id = call->id, .context = call->context};
+    bool lend = call->from != agent->rank && !call->copy && td__worker_is_near(agent, call->from);
+    struct td__message *message = td__message_create(agent, call->from, lend);
+    td_status status = message ? td__message_put(message, value) : TD_ERR_NOMEM;
+    if (!status)
+        status = td__message_seal(message, &header, agent->max_message);
+    if (status)
+        td__message_free(message);
+    else
+        td__agent_send(agent, call->from, message);
+    return status;
+}
+
+/* Answers with the value, or with the last error. */
+static void answer(struct td_call *call, td_value *value)
+{
+    if (!value || answer_value(call, value))
+        answer_error(call, td__error_status(), td__error_text());
+}
+
+static void answer_later(td_future *done, void *arg)
+{
+    struct td_call *call = arg;
+    td_value *value = td__future_value(done);
+    answer(call, value);
+    td_value_release(value);
+    free_call(call);
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* The parts of a request: the function, and its arguments. */
+static td_status read_request(struct td__incoming *incoming, struct td__span *function,
+                              td_value **args, td_value **kwargs)
+{
+    struct td__reader body = td__incoming_body(incoming);
+    *function = td__reader_string(&body, 4096);
+    struct td__span list = td__reader_string(&body, incoming->header.body);
+    if (body.failed)
+        return td_fail(TD_ERR_INVALID, "the request is not valid");
+    size_t rest = (size_t)(body.end - body.at);
+    if (list.size && !(*args = td__incoming_value(incoming, list.data, list.size)))
+        return td__error_status();
+    if (rest && !(*kwargs = td__incoming_value(incoming, body.at, rest)))
+        return td__error_status();
+    if ((*args && (*args)->kind != TD_VALUE_LIST) || (*kwargs && (*kwargs)->kind != TD_VALUE_MAP))
+        return td_fail(TD_ERR_INVALID, "the arguments of the request are not valid");
+    return TD_OK;
+}
+
+static td_status find_function(struct td_call *call, struct td__span function)
+{
+    if (call->incoming->status)
+        return td_fail(call->incoming->status, "%s",
+                       call->incoming->text ? call->incoming->text : "out of memory");
+    if (call->depth >= TD_RPC_MAX_NESTING)
+        return td_fail(TD_ERR_INVALID, "calls are nested deeper than %d", TD_RPC_MAX_NESTING);
+    call->entry = td__function_find(function.data, function.size);
+    return call->entry ? TD_OK
+                       : td_fail(TD_ERR_INVALID, "there is no function \"%.*s\"",
+                                 (int)(function.size < 200 ? function.size : 200), function.data);
+}
+
+/* The result of the function belongs to the caller's scope. */
+static td_value *call_function(struct td_call *call, td_value *args, td_value *kwargs)
+{
+    td_value **bound;
+    int count;
+    if (td__signature_bind(call->entry->signature, args, kwargs, &bound, &count))
+        return NULL;
+    uint64_t failures = td__error_count();
+    td_value *result = td__function_call(call->entry, call, bound, count);
+    if (!result && td__error_count() == failures)
+        td_fail(TD_ERR_INVALID, "%s() returned NULL without an error",
+                td__signature_name(call->entry->signature));
+    td__bound_free(bound, count);
+    return result;
+}
+
+void td__serve_run(struct td_call *call)
+{
+    struct td_call *above = td__current_call;
+    struct td__span function = {0};
+    td_value *args = NULL, *kwargs = NULL;
+    bool later = false;
+    td__current_call = call;
+    if (!td_call_is_cancelled(call)) {
+        TD_SCOPE;
+        td_status status = call->incoming->status ? TD_OK
+                                                  : read_request(call->incoming, &function, &args,
+                                                                 &kwargs);
+        if (!status)
+            status = find_function(call, function);
+        td_value *result = status ? NULL : call_function(call, args, kwargs);
+        if (result && result->kind == TD_VALUE_FUTURE) {
+            pthread_mutex_lock(&call->agent->run_lock);
+            call->later_result = td_future_retain(result->future);
+            pthread_mutex_unlock(&call->agent->run_lock);
+            later = true;
+        } else {
+            answer(call, result);
+        }
+    }
+    td_value_release(args);
+    td_value_release(kwargs);
+    td__incoming_free(call->incoming);
+    call->incoming = NULL;
+    td__current_call = above;
+    if (!later)
+        free_call(call);
+    else if (td__future_on_complete(call->later_result, answer_later, call)) {
+        answer(call, NULL);
+        free_call(call);
+    }
+}
+
+/* ---- Cancelling ------------------------------------------------------------------------------ */
+
+/* Of calls that answer later, the futures are cancelled, without the lock: a callback may free the call. */
+static void cancel(struct td__agent *agent, int from, uint64_t id, bool all)
+{
+    enum { AT_ONCE = 16 };
+    td_future *futures[AT_ONCE];
+    int count;
+    do {
+        count = 0;
+        pthread_mutex_lock(&agent->run_lock);
+        for (struct td_call *call = agent->active; call && count < AT_ONCE; call = call->later) {
+            if (call->from != from || (!all && call->id != id) || atomic_load(&call->cancelled))
+                continue;
+            atomic_store(&call->cancelled, true);
+            if (call->later_result)
+                futures[count++] = td_future_retain(call->later_result);
+        }
+        pthread_mutex_unlock(&agent->run_lock);
+        for (int i = 0; i < count; i++) {
+            td_future_cancel(futures[i]);
+            td_future_release(futures[i]);
+        }
+    } while (count == AT_ONCE);
+}
+
+void td__serve_cancel(struct td__agent *agent, int from, uint64_t id)
+{
+    cancel(agent, from, id, false);
+}
+
+void td__serve_lost(struct td__agent *agent, int from)
+{
+    cancel(agent, from, 0, true);
+}
