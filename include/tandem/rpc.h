@@ -64,7 +64,7 @@ TD_API td_status td_init_rpc(const char *name, const td_rpc_options *options);
 
 typedef struct td_rpc_shutdown_options {
     bool now;           /* not graceful: fails pending calls with TD_ERR_ABORTED, and leaves */
-    int64_t timeout_ms; /* for the graceful shutdown; 0: the calls' timeout */
+    int64_t timeout_ms; /* for the graceful shutdown; 0: as long as it takes */
     void *reserved[4];
 } td_rpc_shutdown_options;
 

@@ -5,6 +5,7 @@
 #include "base/option_rules.h"
 #include "os/socket.h"
 #include "rpc/lease.h"
+#include "rpc/rref.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
@@ -211,6 +212,7 @@ static void destroy(struct td__agent *agent)
         td__endpoint_stop_detector(agent->endpoint);
     td__io_stop(agent);
     td__io_close(agent);
+    td__rrefs_close(agent);
     td__workers_free(agent);
     td__lease_end_all(agent, -1);
     if (agent->endpoint)
@@ -224,6 +226,7 @@ static void destroy(struct td__agent *agent)
     pthread_mutex_destroy(&agent->run_lock);
     pthread_mutex_destroy(&agent->calls_lock);
     pthread_mutex_destroy(&agent->lease_lock);
+    pthread_mutex_destroy(&agent->rref_lock);
     pthread_cond_destroy(&agent->run_idle);
     free(agent);
 }
@@ -248,6 +251,9 @@ static struct td__agent *create(const char *name, const td_rpc_options *options)
     pthread_mutex_init(&agent->run_lock, NULL);
     pthread_mutex_init(&agent->calls_lock, NULL);
     pthread_mutex_init(&agent->lease_lock, NULL);
+    pthread_mutex_init(&agent->rref_lock, NULL);
+    static atomic_ullong serials;
+    agent->serial = atomic_fetch_add(&serials, 1) + 1;
     td__cond_init(&agent->run_idle);
     return agent;
 }
@@ -287,6 +293,8 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
                          there->name);
     else if (!(agent = create(name, options)))
         status = TD_ERR_NOMEM;
+    if (!status)
+        status = td__rref_register();
     if (!status)
         status = td__heartbeat_read();
     if (!status)
@@ -348,8 +356,8 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
         return TD_ERR_STATE;
     }
     td_status status = TD_OK;
-    td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
-                                                                   : agent->timeout_ms);
+    td__deadline deadline = options->timeout_ms ? td__deadline_in_ms(options->timeout_ms)
+                                                : TD__NEVER;
     if (!options->now)
         status = td__workers_leave(agent, await_idle, deadline);
     struct td__error error;

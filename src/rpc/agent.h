@@ -82,6 +82,12 @@ void td__link_release(struct td__rpc_link *link);
 /* ---- Workers --------------------------------------------------------------------------------- */
 
 struct td__rpc_worker {
+    /* Control messages (control.c), under the agent's control_lock. */
+    uint64_t sent;     /* the number of the last one to this worker */
+    uint64_t received; /* all up to this one have come from it … */
+    uint64_t *early;   /* … and these */
+    int early_count, early_capacity;
+
     struct td__map_node by_name;
     char name[TD_RPC_MAX_NAME + 1];
     int rank;
@@ -182,6 +188,13 @@ struct td__agent {
     td__deadline next_deadline;
     bool closed;           /* no new calls */
     atomic_ullong activity; /* counts the calls of this worker, and those to it */
+
+    /* References (rref.c). */
+    uint64_t serial;           /* of the agents of this process */
+    pthread_mutex_t rref_lock; /* for what follows, and the entries */
+    struct td__map rref_entries;
+    struct td__map rref_children; /* references that are kept for their forks */
+    atomic_ullong last_id;        /* of references and forks that this worker has made */
 
     pthread_mutex_t lease_lock;
     struct td__lease *leases;
@@ -292,6 +305,16 @@ void td__serve(struct td__agent *agent, struct td__incoming *incoming);
 /** Runs a call of the queue, and frees it, unless it answers later. */
 void td__serve_run(struct td_call *call);
 
+/** Calls a function, or a method of an object, with arguments that are not bound yet, in the place of `call`. The result
+ *  belongs to the scope; NULL on failure. */
+td_value *td__serve_call(td_call *call, const char *function, td_value *args, td_value *kwargs);
+td_value *td__serve_method(td_call *call, td_value *self, const char *method, td_value *args,
+                           td_value *kwargs);
+
+/** The same for the methods of modules; module_methods.c. */
+td_value *td__module_method(td_call *call, td_module *module, const char *method, td_value *args,
+                            td_value *kwargs);
+
 void td__serve_cancel(struct td__agent *agent, int from, uint64_t id);
 
 /** Cancels all calls of a worker that has gone. */
@@ -308,6 +331,8 @@ td_future *td__future_adopt(td_future *future);
 bool td__future_is_complete(const td_future *future);
 /** Completes it, unless it is complete: with a value (retained), or a failure. */
 bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text);
+/** The same with a value, which may be a future itself; or, for NULL, with the last error. */
+void td__future_resolve(td_future *future, td_value *value);
 /** Sleeps until it is complete. */
 bool td__future_sleep(const td_future *future, td__deadline deadline);
 /** Its value, with one reference; or NULL and the last error set to its failure. */

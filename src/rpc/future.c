@@ -205,18 +205,15 @@ struct then {
     void *arg;
 };
 
-/* Completes `result` with a value, which may be a future itself. */
-static void resolve(td_future *result, td_value *value);
-
 static void pass_on(td_future *done, void *result)
 {
     td_value *value = td__future_value(done);
-    resolve(result, value);
+    td__future_resolve(result, value);
     td_value_release(value);
     td_future_release(result);
 }
 
-static void resolve(td_future *result, td_value *value)
+void td__future_resolve(td_future *result, td_value *value)
 {
     if (!value)
         td__future_complete(result, NULL, td__error_status(), td__error_text());
@@ -235,7 +232,7 @@ static void call_then(td_future *done, void *arg)
     td_value *value = then->fn(done, then->arg);
     if (!value && td__error_count() == failures)
         td_fail(TD_ERR_INVALID, "the function of td_future_then() returned NULL without an error");
-    resolve(then->result, value);
+    td__future_resolve(then->result, value);
     td_future_release(then->result);
     free(then);
 }

@@ -17,3 +17,5 @@ td_status td__lease_borrow(struct td__agent *agent, int from, uint64_t lease, ui
     (void)agent; (void)from; (void)tensor; (void)lease; (void)offset;(void)layout;
     return td_fail(TD_ERR_UNSUPPORTED, "lease");
 }
+td_value *td__module_pack(td_module *module){(void)module;td_fail(TD_ERR_UNSUPPORTED,"module");return NULL;}
+td_module *td__module_unpack(const td_value *packed){(void)packed;td_fail(TD_ERR_UNSUPPORTED,"module");return NULL;}

@@ -146,33 +146,66 @@ static td_status read_request(struct td__incoming *incoming, struct td__span *fu
     return TD_OK;
 }
 
-static td_status find_function(struct td_call *call, struct td__span function)
+/* Whether the call can be served at all. */
+static td_status check_call(const struct td_call *call)
 {
-    if (call->incoming->status)
-        return td_fail(call->incoming->status, "%s",
-                       call->incoming->text ? call->incoming->text : "out of memory");
+    const struct td__incoming *incoming = call->incoming;
+    if (incoming->status)
+        return td_fail(incoming->status, "%s", incoming->text ? incoming->text : "out of memory");
     if (call->depth >= TD_RPC_MAX_NESTING)
         return td_fail(TD_ERR_INVALID, "calls are nested deeper than %d", TD_RPC_MAX_NESTING);
-    call->entry = td__function_find(function.data, function.size);
-    return call->entry ? TD_OK
-                       : td_fail(TD_ERR_INVALID, "there is no function \"%.*s\"",
-                                 (int)(function.size < 200 ? function.size : 200), function.data);
+    return TD_OK;
 }
 
-/* The result of the function belongs to the caller's scope. */
-static td_value *call_function(struct td_call *call, td_value *args, td_value *kwargs)
+/* Calls `entry`, of which `self` is the object; the result belongs to the scope. */
+static td_value *call_function(struct td_call *call, struct td__function_entry *entry, void *self,
+                               td_value *args, td_value *kwargs)
 {
     td_value **bound;
     int count;
-    if (td__signature_bind(call->entry->signature, args, kwargs, &bound, &count))
+    if (td__signature_bind(entry->signature, args, kwargs, &bound, &count))
         return NULL;
+    struct td__function_entry *outer = call->entry;
+    void *outer_self = call->self;
     uint64_t failures = td__error_count();
-    td_value *result = td__function_call(call->entry, call, bound, count);
+    call->entry = entry;
+    call->self = self;
+    td_value *result = td__function_call(entry, call, bound, count);
+    call->entry = outer;
+    call->self = outer_self;
     if (!result && td__error_count() == failures)
         td_fail(TD_ERR_INVALID, "%s() returned NULL without an error",
-                td__signature_name(call->entry->signature));
+                td__signature_name(entry->signature));
     td__bound_free(bound, count);
     return result;
+}
+
+static struct td__function_entry *find_function(const char *name, size_t size)
+{
+    struct td__function_entry *entry = td__function_find(name, size);
+    if (!entry)
+        td_fail(TD_ERR_INVALID, "there is no function \"%.*s\"", (int)(size < 200 ? size : 200),
+                name);
+    return entry;
+}
+
+td_value *td__serve_call(td_call *call, const char *function, td_value *args, td_value *kwargs)
+{
+    struct td__function_entry *entry = find_function(function, strlen(function));
+    td_value *result = entry ? call_function(call, entry, NULL, args, kwargs) : NULL;
+    td__function_release(entry);
+    return result;
+}
+
+td_value *td__serve_method(td_call *call, td_value *self, const char *method, td_value *args,
+                           td_value *kwargs)
+{
+    struct td__function_entry *entry = td__method_find(self->object_class, method);
+    if (entry)
+        return call_function(call, entry, self->object, args, kwargs);
+    td_fail(TD_ERR_INVALID, "class \"%s\" has no method \"%.100s\"",
+            td__class_name(self->object_class), method);
+    return NULL;
 }
 
 void td__serve_run(struct td_call *call)
@@ -184,12 +217,9 @@ void td__serve_run(struct td_call *call)
     td__current_call = call;
     if (!td_call_is_cancelled(call)) {
         TD_SCOPE;
-        td_status status = call->incoming->status ? TD_OK
-                                                  : read_request(call->incoming, &function, &args,
-                                                                 &kwargs);
-        if (!status)
-            status = find_function(call, function);
-        td_value *result = status ? NULL : call_function(call, args, kwargs);
+        bool valid = !check_call(call) && !read_request(call->incoming, &function, &args, &kwargs);
+        call->entry = valid ? find_function(function.data, function.size) : NULL;
+        td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs) : NULL;
         if (result && result->kind == TD_VALUE_FUTURE) {
             pthread_mutex_lock(&call->agent->run_lock);
             call->later_result = td_future_retain(result->future);

@@ -10,6 +10,7 @@
 #include "peer/wait_event.h"
 #include "rpc/agent.h"
 #include "rpc/lease.h"
+#include "rpc/rref.h"
 #include "store/store_ops.h"
 
 #include <inttypes.h>
@@ -187,6 +188,7 @@ void td__workers_free(struct td__agent *agent)
         }
         if (worker->link)
             td__link_release(worker->link);
+        free(worker->early);
         free(worker);
     }
     td__map_free(&agent->names);
@@ -272,8 +274,10 @@ static void lose(struct td__agent *agent, int rank, bool gone, const char *why)
     snprintf(text, sizeof text, "it %s", why);
     td__calls_fail_all(agent, rank, TD_ERR_PEER, text);
     td__serve_lost(agent, rank);
-    if (gone)
+    if (gone) {
         td__lease_end_all(agent, rank);
+        td__rrefs_lost(agent, rank);
+    }
 }
 
 /* Work of the agent's own, on one of its threads. */
