@@ -69,31 +69,42 @@ static td_tensor *ones_like(const td_tensor *tensor)
     return ones;
 }
 
+static td_status seed(struct td__pass *pass, td_tensor *output, td_tensor *gradient)
+{
+    td_tensor *ones = gradient ? NULL : ones_like(output);
+    if (!gradient && !ones)
+        return TD_ERR_NOMEM;
+    td_status status = td__pass_seed(pass, output->node, output->output_nr,
+                                     gradient ? gradient : ones);
+    td_tensor_release(ones);
+    return status;
+}
+
+td_status td__run_backward(td_tensor *const *outputs, td_tensor *const *gradients, int count,
+                           const struct td__pass_options *options)
+{
+    struct td__pass *pass;
+    TD_TRY(td__pass_open(options, &pass));
+    td_status status = TD_OK;
+    for (int i = 0; i < count && !status; i++)
+        status = seed(pass, outputs[i], gradients ? gradients[i] : NULL);
+    if (!status)
+        status = td__pass_start(pass);
+    if (!status)
+        td__pass_run(pass, TD__NEVER); /* closing returns its failure, too */
+    td_status failure = td__pass_close(pass);
+    return status ? status : failure;
+}
+
 static td_status run(const char *call, td_tensor *const *outputs, td_tensor *const *gradients,
-                     int count, struct td__capture *captures, int capture_count,
-                     const td_backward_options *options)
+                     int count, const struct td__pass_options *options)
 {
     for (int i = 0; i < count; i++) {
         if (!outputs[i])
             return td__fail_null(call);
         TD_TRY(check_output(call, outputs[i], gradients ? gradients[i] : NULL));
     }
-    td_tensor **given = calloc(count > 0 ? (size_t)count : 1, sizeof *given);
-    if (!given)
-        return td__fail_nomem(call);
-    td_status status = TD_OK;
-    for (int i = 0; i < count && !status; i++) {
-        given[i] = gradients && gradients[i] ? td_tensor_retain(gradients[i])
-                                             : ones_like(outputs[i]);
-        status = given[i] ? TD_OK : TD_ERR_NOMEM;
-    }
-    if (!status)
-        status = td__run_backward(outputs, given, count, captures, capture_count,
-                                  options && options->retain_graph);
-    for (int i = 0; i < count; i++)
-        td_tensor_release(given[i]);
-    free(given);
-    return status;
+    return td__run_backward(outputs, gradients, count, options);
 }
 
 td_status td_backward(td_tensor *loss)
@@ -106,7 +117,8 @@ td_status td_backward_from(td_tensor *const *outputs, td_tensor *const *gradient
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return TD_ERR_INVALID;
-    return run("td_backward", outputs, gradients, count, NULL, 0, options);
+    return run("td_backward", outputs, gradients, count,
+               &(struct td__pass_options){.retain_graph = options && options->retain_graph});
 }
 
 td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, int output_count,
@@ -133,8 +145,10 @@ td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, i
                                                .output_nr = inputs[i]->output_nr};
     }
     if (!status)
-        status = run("td_gradients", outputs, gradients, output_count, captures, input_count,
-                     options);
+        status = run("td_gradients", outputs, gradients, output_count,
+                     &(struct td__pass_options){.retain_graph = options && options->retain_graph,
+                                                .captures = captures,
+                                                .capture_count = input_count});
     for (int i = 0; i < input_count; i++) {
         if (status)
             td_tensor_release(captures[i].grad);

@@ -3,7 +3,7 @@
  * the gradients of leaves that the segment uses without naming them as inputs (its parameters). The
  * node must run even if no input requires grad, so it has one input more: an empty dummy leaf that
  * does. */
-#include "autograd/graph.h"
+#include "autograd/engine.h"
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -71,6 +71,33 @@ static td_tensor *run_again(const struct checkpoint *checkpoint, td_tensor **lea
     return result;
 }
 
+/* The sink of an inner pass in an outer one that has a sink: the inputs of the segment get their
+ * gradients here, and its parameters in the outer sink. */
+struct inner_sink {
+    const struct checkpoint *checkpoint;
+    td_tensor **leaves;
+    struct td__grad_sink outer;
+};
+
+static td_status accumulate_inner(void *arg, td_tensor *leaf, td_tensor *grad)
+{
+    const struct inner_sink *inner = arg;
+    for (int i = 0; i < inner->checkpoint->count; i++)
+        if (inner->leaves[i] == leaf)
+            return td__leaf_accumulate(leaf->node, grad);
+    return inner->outer.accumulate(inner->outer.arg, leaf, grad);
+}
+
+static td_status run_inner_pass(const struct checkpoint *checkpoint, td_tensor **leaves,
+                                td_tensor *result, td_tensor *gradient)
+{
+    struct inner_sink inner = {checkpoint, leaves, td__running_sink()};
+    struct td__pass_options options = {0};
+    if (inner.outer.accumulate)
+        options.sink = (struct td__grad_sink){accumulate_inner, &inner};
+    return td__run_backward(&result, &gradient, 1, &options);
+}
+
 static td_status checkpoint_backward(td_node *node, td_tensor *const *grad_outputs,
                                      td_tensor **grad_inputs)
 {
@@ -84,7 +111,7 @@ static td_status checkpoint_backward(td_node *node, td_tensor *const *grad_outpu
         if (!result)
             status = td__done(result);
         else if (td_tensor_requires_grad(result))
-            status = td_backward_from(&result, grad_outputs, 1, NULL);
+            status = run_inner_pass(checkpoint, leaves, result, grad_outputs[0]);
     }
     for (int i = 0; i < checkpoint->count && !status; i++)
         if (leaves[i] && checkpoint->inputs[i].needs)

@@ -94,8 +94,23 @@ struct td_node *td__leaf_node(td_tensor *tensor);
 
 /* Leaves, for the engine (leaf.c). */
 
-/** Accumulates `grad` (NULL: it was written already), and runs the accumulated hooks. */
+/** Where a pass delivers the gradients of leaves if not to the leaves themselves. */
+struct td__grad_sink {
+    /**
+     * Gets the final gradient of a leaf, once a pass; NULL as a member: there is no sink. Both
+     * tensors are borrowed; a gradient that is retained may be shared (td__grad_add() changes only
+     * those that are not). Called by the thread in td__pass_run() and by workers of devices,
+     * perhaps at once. A failure ends the pass.
+     */
+    td_status (*accumulate)(void *arg, td_tensor *leaf, td_tensor *grad);
+    void *arg;
+};
+
+/** Accumulates `grad` (NULL: it was written already), and runs the accumulated hooks. A leaf whose
+ *  tensor is gone drops it. */
 td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad);
+/** Gives `grad` to a sink. Accumulated hooks do not run: the leaf's own gradient is as it was. */
+td_status td__leaf_give(struct td_node *node, td_tensor *grad, const struct td__grad_sink *sink);
 /** Its gradient, claimed for writing; NULL if that is not possible. td__leaf_unclaim()
  * afterwards. */
 td_tensor *td__leaf_target(struct td_node *node, bool *accumulate);

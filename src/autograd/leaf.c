@@ -210,10 +210,9 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
 }
 
 /* Contiguous and not shared: it can become the gradient without a copy. */
-static bool is_unshared(const td_tensor *tensor)
+static bool can_be_grad(const td_tensor *tensor)
 {
-    return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
-           td__layout_is_contiguous(&tensor->layout) && tensor->storage->free_fn;
+    return td__is_unshared(tensor) && td__layout_is_contiguous(&tensor->layout);
 }
 
 td_status td_tensor_zero_grad(td_tensor *tensor)
@@ -232,7 +231,7 @@ td_status td_tensor_zero_grad(td_tensor *tensor)
     claim(node);
     td_tensor *grad = node->outputs[0].grad, *given_back = NULL;
     node->grad_is_zero |= grad != NULL;
-    if (grad && is_unshared(grad)) {
+    if (grad && can_be_grad(grad)) {
         given_back = grad;
         node->outputs[0].grad = NULL;
     }
@@ -246,7 +245,7 @@ static td_status add_to_grad(struct td_node *node, td_tensor *grad)
 {
     struct td__output *output = &node->outputs[0];
     if (!output->grad) {
-        output->grad = is_unshared(grad) ? td_tensor_retain(grad) : td__clone(grad);
+        output->grad = can_be_grad(grad) ? td_tensor_retain(grad) : td__clone(grad);
         node->grad_is_zero &= !output->grad;
         return output->grad ? TD_OK : TD_ERR_NOMEM;
     }
@@ -267,13 +266,28 @@ static td_tensor *retain_if_alive(td_tensor *tensor)
     return owners > 0 ? tensor : NULL;
 }
 
-td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad)
+/* The leaf's tensor, retained; NULL if it is gone. */
+static td_tensor *tensor_of(struct td_node *node)
 {
     pthread_mutex_lock(&node->lock);
     td_tensor *leaf = node->leaf ? retain_if_alive(node->leaf) : NULL;
     pthread_mutex_unlock(&node->lock);
+    return leaf;
+}
+
+td_status td__leaf_give(struct td_node *node, td_tensor *grad, const struct td__grad_sink *sink)
+{
+    td_tensor *leaf = tensor_of(node);
+    td_status status = leaf ? sink->accumulate(sink->arg, leaf, grad) : TD_OK;
+    td_tensor_release(leaf);
+    return status;
+}
+
+td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad)
+{
+    td_tensor *leaf = tensor_of(node);
     if (!leaf)
-        return TD_OK; /* the tensor is gone */
+        return TD_OK;
     td_status status = TD_OK;
     if (grad) {
         claim(node);

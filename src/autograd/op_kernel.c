@@ -92,8 +92,6 @@ td_status td__grad_buffer_close(struct td__grad_buffer *buffer, td_tensor **grad
 
 td_tensor *td__reuse(td_tensor *grad_y)
 {
-    const struct td__storage *storage = grad_y->storage;
-    bool is_ours = atomic_load(&grad_y->owners) == 1 && atomic_load(&storage->owners) == 1 &&
-                   storage->free_fn && td__layout_is_contiguous(&grad_y->layout);
+    bool is_ours = td__is_unshared(grad_y) && td__layout_is_contiguous(&grad_y->layout);
     return is_ours ? grad_y : td__adopt(td__empty_like(grad_y));
 }

@@ -184,8 +184,7 @@ static const td_function view_function = {.name = "td_view", .backward = view_ba
 static td_tensor *writable(const struct td__region *region, td_tensor *grad)
 {
     const struct td__layout *layout = &grad->layout;
-    bool is_ours = atomic_load(&grad->owners) == 1 && atomic_load(&grad->storage->owners) == 1 &&
-                   grad->storage->free_fn &&
+    bool is_ours = td__is_unshared(grad) &&
                    !memcmp(layout->strides, region->whole.strides,
                            (size_t)layout->ndim * sizeof layout->strides[0]);
     if (is_ours)

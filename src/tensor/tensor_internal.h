@@ -120,6 +120,14 @@ static inline bool td__same_shape(const td_tensor *a, const td_tensor *b)
     return true;
 }
 
+/** Whether the caller's reference is the only one to the tensor and to its memory, which the library
+ *  owns: it may then be changed without anyone else noticing. */
+static inline bool td__is_unshared(const td_tensor *tensor)
+{
+    return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
+           tensor->storage->free_fn;
+}
+
 /** "[2, 3]", as td__shape_text(). */
 static inline const char *td__shape_of(const td_tensor *tensor)
 {
