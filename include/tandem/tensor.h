@@ -139,7 +139,9 @@ TD_API td_tensor *td_scope_return(td_tensor *tensor);
  *
  * None of these fails for a valid tensor and dimension. */
 
-/** The first element. NULL for NULL; for a tensor without elements it may be NULL too. */
+/** The first element. NULL for NULL; for a tensor without elements it may be NULL too. The memory may be lent to a
+ *  reader, such as another process, which sees what is written through this pointer; every function of the library
+ *  that writes to such a tensor first moves it, and the pointer, to a copy. */
 TD_API void *td_tensor_data(const td_tensor *tensor);
 
 /** The dtype of its elements; (td_dtype)-1 for NULL. */

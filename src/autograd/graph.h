@@ -150,7 +150,7 @@ td_status td__record_in_place(const td_function *function, td_tensor *tensor,
                               const td_node_spec *spec);
 
 /** Fails if `tensor` must not be changed in place now: a leaf that requires grad, while grad mode
- * is on. */
+ * is on. Prepares it for the change otherwise (td__prepare_write()). */
 td_status td__check_in_place(td_tensor *tensor, const char *name);
 
 /**

@@ -161,7 +161,7 @@ td_tensor *td_tensor_grad(const td_tensor *tensor)
                                  output->layout.dtype, output->device);
     td_tensor *grad = output->grad;
     if (grad && node->grad_is_zero) {
-        if (td__kernels_of(grad)->fill(grad, 0))
+        if (td__prepare_write(grad) || td__kernels_of(grad)->fill(grad, 0))
             grad = NULL;
         else
             node->grad_is_zero = false;
@@ -249,6 +249,7 @@ static td_status add_to_grad(struct td_node *node, td_tensor *grad)
         node->grad_is_zero &= !output->grad;
         return output->grad ? TD_OK : TD_ERR_NOMEM;
     }
+    TD_TRY(td__prepare_write(output->grad));
     const struct td__kernels *kernels = td__kernels_of(grad);
     td_status status = node->grad_is_zero
                            ? kernels->copy(output->grad, grad)
@@ -326,7 +327,8 @@ td_tensor *td__leaf_target(struct td_node *node, bool *accumulate)
                                  output->layout.dtype, output->device);
         node->grad_is_zero |= output->grad != NULL;
     }
-    if (!output->grad || !td__layout_is_contiguous(&output->grad->layout)) {
+    if (!output->grad || !td__layout_is_contiguous(&output->grad->layout) ||
+        td__prepare_write(output->grad)) {
         td__leaf_unclaim(node);
         return NULL;
     }

@@ -137,7 +137,10 @@ static td_status check_batch_norm(const struct batch_norm *call, struct norm *no
         return td_fail(TD_ERR_INVALID,
                        "%s: x has the shape %s, one value a channel; training needs more than one",
                        name, td__shape_of(x));
-    return TD_OK;
+    if (!call->training)
+        return TD_OK;
+    TD_TRY(td__prepare_write(call->running_mean));
+    return td__prepare_write(call->running_var);
 }
 
 /* In evaluation the statistics are the running ones. They are copied for backward, since they may

@@ -290,7 +290,15 @@ td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg)
     return TD_OK;
 }
 
-/* Calls the functions if the pass has succeeded, and frees their list. */
+static td_status failure_now(struct td__pass *pass)
+{
+    pthread_mutex_lock(&pass->lock);
+    td_status status = failure_of(pass);
+    pthread_mutex_unlock(&pass->lock);
+    return status;
+}
+
+/* Calls the functions while the pass has not failed, and frees their list. */
 static void run_at_end(struct td__pass *pass)
 {
     struct td__at_end *at_end = pass->first_at_end, *next;
@@ -298,7 +306,7 @@ static void run_at_end(struct td__pass *pass)
     pass->last_at_end = &pass->first_at_end;
     for (; at_end; at_end = next) {
         next = at_end->next;
-        td_status status = pass->status ? TD_OK : at_end->fn(at_end->arg);
+        td_status status = failure_now(pass) ? TD_OK : at_end->fn(at_end->arg);
         if (status)
             td__pass_fail(pass, status);
         free(at_end);
@@ -308,15 +316,15 @@ static void run_at_end(struct td__pass *pass)
 td_status td__pass_run(struct td__pass *pass, td__deadline deadline)
 {
     pthread_mutex_lock(&pass->lock);
-    td_status status = pass->started || pass->status
-                           ? TD_OK
-                           : td_fail(TD_ERR_STATE, "td_backward: the pass has not been started");
+    td_status status = pass->started ? TD_OK : failure_of(pass);
+    if (!status && !pass->started)
+        status = td_fail(TD_ERR_STATE, "td_backward: the pass has not been started");
     pthread_mutex_unlock(&pass->lock);
     if (status)
         return status;
     td__engine_run(pass, deadline);
     run_at_end(pass);
-    return failure_of(pass);
+    return failure_now(pass);
 }
 
 td_status td__pass_close(struct td__pass *pass)

@@ -285,7 +285,7 @@ td_status td__refresh_node(td_tensor *tensor, const char *name)
 td_status td__check_in_place(td_tensor *tensor, const char *name)
 {
     if (!td_grad_enabled())
-        return TD_OK;
+        return td__prepare_write(tensor);
     TD_TRY(td__refresh_node(tensor, name));
     if (tensor->node && td__node_is_leaf(tensor->node))
         return td_fail(TD_ERR_STATE,
@@ -298,7 +298,7 @@ td_status td__check_in_place(td_tensor *tensor, const char *name)
                        "%s: the tensor of shape %s is a view of a leaf that requires grad, and "
                        "cannot be changed in place; do it under TD_NO_GRAD",
                        name, td__shape_of(tensor));
-    return TD_OK;
+    return td__prepare_write(tensor);
 }
 
 /* Turns the node of an in-place change of a view into one of the whole base: its first input is the

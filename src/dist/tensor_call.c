@@ -78,8 +78,11 @@ static td_status use_scratch(const struct td__tensor_call *x, struct td__side *s
 static td_status prepare_side(const struct td__tensor_call *x, struct td__side *side)
 {
     side->bytes = 0;
-    for (int i = 0; i < side->count; i++)
+    for (int i = 0; i < side->count; i++) {
         side->bytes += td_tensor_nbytes(side->tensors[i]);
+        if (side->use & TD__WRITE)
+            TD_TRY(td__prepare_write(side->tensors[i]));
+    }
     if (side->bytes == 0)
         return TD_OK;
     if (!is_one_run(side))

@@ -104,6 +104,7 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
         td_tensor *grad = td_tensor_grad(parameters[i]);
         if (!grad)
             continue;
+        TD_TRY(td__prepare_write(grad));
         TD_TRY(td__kernels_of(grad)->binary_scalar(TD__MUL, grad, grad, factor, false));
         td__tensor_bump_version(grad);
     }
@@ -123,6 +124,7 @@ td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double
         td_tensor *grad = td_tensor_grad(parameters[i]);
         if (!grad)
             continue;
+        TD_TRY(td__prepare_write(grad));
         TD_TRY(td__kernels_of(grad)->clamp(grad, grad, -limit, limit));
         td__tensor_bump_version(grad);
     }

@@ -269,6 +269,9 @@ static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, 
                                 .wide = parameter->tensor->layout.dtype == TD_F64};
     td_tensor *tensors[2 + TD__BUFFERS_MOST] = {parameter->tensor, grad};
     memcpy(tensors + 2, parameter->buffers, (size_t)buffers * sizeof tensors[0]);
+    for (int i = 0; i < 2 + buffers; i++)
+        if (i != 1)
+            TD_TRY(td__prepare_write(tensors[i]));
     struct td__staged_tensor staged[2 + TD__BUFFERS_MOST] = {0};
     td_status status = TD_OK;
     int open = 0;

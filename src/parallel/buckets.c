@@ -174,8 +174,10 @@ void td__buckets_free(struct td__buckets *buckets)
 
 /* ---- A pass ---------------------------------------------------------------------------------------- */
 
-void td__buckets_begin(struct td__buckets *buckets)
+td_status td__buckets_begin(struct td__buckets *buckets)
 {
+    for (int b = 0; b < buckets->count; b++)
+        TD_TRY(td__prepare_write(buckets->buckets[b].buffer));
     pthread_mutex_lock(&buckets->lock);
     for (int b = 0; b < buckets->count; b++)
         drop_work(&buckets->buckets[b]);
@@ -188,6 +190,7 @@ void td__buckets_begin(struct td__buckets *buckets)
     buckets->next = 0;
     buckets->ordered = 0;
     pthread_mutex_unlock(&buckets->lock);
+    return TD_OK;
 }
 
 static td_status start_average(struct td_bucket *bucket)

@@ -73,8 +73,8 @@ td_status td__buckets_init(struct td__buckets *buckets, const struct td__gradien
                            int count, const int *order, size_t first_bytes, size_t bytes);
 void td__buckets_free(struct td__buckets *buckets);
 
-/** Begins a pass: nothing is ready. */
-void td__buckets_begin(struct td__buckets *buckets);
+/** Begins a pass: nothing is ready, and the buffers are not lent: until its end they may be written. */
+td_status td__buckets_begin(struct td__buckets *buckets);
 
 /** Marks a gradient, whose view has its value, as ready. Starts the reduction of buckets that are
  * now full. */

@@ -88,8 +88,7 @@ td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
         return TD_OK;
     if (ddp->rebuild)
         TD_TRY(td__ddp_rebuild(ddp));
-    td__buckets_begin(&ddp->buckets);
-    return TD_OK;
+    return td__buckets_begin(&ddp->buckets);
 }
 
 static td_status before_forward(struct td__ddp *ddp, bool records)

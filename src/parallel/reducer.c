@@ -105,7 +105,7 @@ td_status td_reducer_ready(td_reducer *reducer, int index)
         return td__fail_null("td_reducer_ready");
     TD_TRY(check_index(reducer, "td_reducer_ready", index));
     if (!reducer->begun) {
-        td__buckets_begin(&reducer->buckets);
+        TD_TRY(td__buckets_begin(&reducer->buckets));
         reducer->begun = true;
     }
     td_tensor *view = reducer->buckets.gradients[index].view;

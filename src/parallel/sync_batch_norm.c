@@ -124,6 +124,7 @@ static td_status move(td_tensor *running, td_tensor *to, double momentum, double
 {
     if (!running)
         return TD_OK;
+    TD_TRY(td__prepare_write(running));
     const struct td__kernels *kernels = td__kernels_of(running);
     TD_TRY(kernels->binary_scalar(TD__MUL, running, running, 1 - momentum, false));
     TD_TRY(kernels->add_scaled(running, running, to, momentum * factor));

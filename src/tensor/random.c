@@ -187,7 +187,7 @@ static td_status check_tensor(const char *call, const td_tensor *tensor, bool fl
                        "%s: elements of the tensor share memory, its strides are %s; fill a "
                        "td_clone() of it",
                        call, td__shape_text(tensor->layout.strides, tensor->layout.ndim));
-    return TD_OK;
+    return td__prepare_write(tensor);
 }
 
 /* The integers that a dtype holds, each exactly. The largest one of u64 is not needed. */

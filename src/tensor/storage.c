@@ -1,9 +1,12 @@
 /* Storages: reference-counted memory of a device. One function pointer frees it, so that memory of malloc(), of
- * td_alloc() and of the user is handled alike. */
+ * td_alloc() and of the user is handled alike. Memory that is lent has a lease, which takes it over when the
+ * storage moves away from it or ends. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 
+#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg)
 {
@@ -46,11 +49,134 @@ void td__storage_retain(struct td__storage *storage)
     atomic_fetch_add_explicit(&storage->owners, 1, memory_order_relaxed);
 }
 
+static void free_memory(void *data, td_blob_free_fn free_fn, void *arg)
+{
+    if (free_fn)
+        free_fn(data, arg);
+}
+
+/* ---- Leases ------------------------------------------------------------------------------------ */
+
+struct td__lease {
+    struct td__storage *storage; /* NULL once the storage has moved or ended */
+    int count;
+    void *data;
+    td_blob_free_fn free_fn; /* of `data`, for the time after the storage */
+    void *arg;
+};
+
+/* Guards all leases, and the `lease` of all storages. Leases are few, and storages many. */
+static pthread_mutex_t leases = PTHREAD_MUTEX_INITIALIZER;
+
+static struct td__lease *make_lease(struct td__storage *storage)
+{
+    struct td__lease *lease = malloc(sizeof *lease);
+    if (!lease) {
+        td__fail_nomem("tensor");
+        return NULL;
+    }
+    *lease = (struct td__lease){.storage = storage,
+                                .data = storage->data,
+                                .free_fn = storage->free_fn,
+                                .arg = storage->arg};
+    atomic_store_explicit(&storage->lease, lease, memory_order_relaxed);
+    return lease;
+}
+
+td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease_out)
+{
+    if (storage->bytes > 0 && !storage->free_fn)
+        return td_fail(TD_ERR_INVALID,
+                       "tensor: %zu bytes of the program's own memory cannot be lent; lend a "
+                       "td_clone() of the tensor",
+                       storage->bytes);
+    pthread_mutex_lock(&leases);
+    struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
+    if (!lease)
+        lease = make_lease(storage);
+    if (lease) {
+        lease->count++;
+        *lease_out = lease;
+    }
+    pthread_mutex_unlock(&leases);
+    return lease ? TD_OK : TD_ERR_NOMEM;
+}
+
+const void *td__lease_data(const struct td__lease *lease)
+{
+    return lease->data;
+}
+
+void td__lease_return(struct td__lease *lease)
+{
+    pthread_mutex_lock(&leases);
+    bool last = --lease->count == 0;
+    bool orphaned = !lease->storage;
+    if (last && !orphaned)
+        atomic_store_explicit(&lease->storage->lease, NULL, memory_order_release);
+    pthread_mutex_unlock(&leases);
+    if (last && orphaned)
+        free_memory(lease->data, lease->free_fn, lease->arg);
+    if (last)
+        free(lease);
+}
+
+static td_status copy_bytes(struct td__device *device, void *to, const void *from, size_t bytes)
+{
+    if (device->kind->is_host_memory) {
+        memcpy(to, from, bytes);
+        return TD_OK;
+    }
+    void *host = malloc(bytes);
+    if (!host)
+        return td__fail_nomem("tensor");
+    td_status status = device->kind->to_host(device, host, from, bytes);
+    if (!status)
+        status = device->kind->from_host(device, to, host, bytes);
+    free(host);
+    return status;
+}
+
+td_status td__storage_unshare(struct td__storage *storage)
+{
+    if (storage->bytes == 0)
+        return TD_OK;
+    struct td__storage *copy = td__storage_create(storage->device, storage->bytes);
+    if (!copy)
+        return TD_ERR_NOMEM;
+    td_status status = TD_OK;
+    /* The lock is held while copying: otherwise another thread could move the storage at the same time, and the last
+     * lease free the memory that is copied here. */
+    pthread_mutex_lock(&leases);
+    struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
+    if (lease)
+        status = copy_bytes(storage->device, copy->data, storage->data, storage->bytes);
+    if (lease && !status) {
+        storage->data = copy->data;
+        storage->free_fn = copy->free_fn;
+        storage->arg = NULL;
+        copy->free_fn = NULL;
+        lease->storage = NULL;
+        atomic_store_explicit(&storage->lease, NULL, memory_order_release);
+    }
+    pthread_mutex_unlock(&leases);
+    td__storage_release(copy);
+    return status;
+}
+
 void td__storage_release(struct td__storage *storage)
 {
     if (atomic_fetch_sub_explicit(&storage->owners, 1, memory_order_acq_rel) > 1)
         return;
-    if (storage->free_fn)
-        storage->free_fn(storage->data, storage->arg);
+    struct td__lease *lease = NULL;
+    if (td__storage_is_lent(storage)) {
+        pthread_mutex_lock(&leases);
+        lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
+        if (lease)
+            lease->storage = NULL;
+        pthread_mutex_unlock(&leases);
+    }
+    if (!lease)
+        free_memory(storage->data, storage->free_fn, storage->arg);
     free(storage);
 }

@@ -347,6 +347,7 @@ static td_status check_copy(const td_tensor *dst, const td_tensor *src)
 td_status td__tensor_copy(td_tensor *dst, td_tensor *src)
 {
     TD_TRY(check_copy(dst, src));
+    TD_TRY(td__prepare_write(dst));
     const struct td__layout *to = &dst->layout, *from = &src->layout;
     char *dst_data = td_tensor_data(dst), *src_data = td_tensor_data(src);
     bool same = dst_data == src_data &&

@@ -14,12 +14,16 @@
  *  mapping it. */
 #define TD__STORAGE_SHARED_FROM 4096
 
+/* Memory that is lent (storage.c). */
+struct td__lease;
+
 struct td__storage {
     atomic_int owners;
     atomic_uint version; /* the number of td__tensor_bump_version() calls */
     atomic_uint history; /* how many of those changes autograd has recorded */
     struct td__device *device;
     void *data;
+    _Atomic(struct td__lease *) lease; /* NULL: `data` is not lent */
     size_t bytes;
     td_blob_free_fn free_fn; /* frees `data`; or NULL */
     void *arg;
@@ -34,6 +38,33 @@ struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn fre
 
 void td__storage_retain(struct td__storage *storage);
 void td__storage_release(struct td__storage *storage);
+
+/* Leases. Memory can be lent by reference to a reader that does not copy it, such as another process.
+ * While it is lent its elements do not change: td__prepare_write() moves the storage, with all tensors
+ * over it, to a copy, and the former memory stays with its leases until the last one is returned, also
+ * after the end of the storage. Writes through td_tensor_data() are not noticed.
+ *
+ * The calls may be made by any thread at once. A lease that is taken while the elements are being
+ * written is the caller's mistake, as any read at that time would be. */
+
+/** Lends the memory of a storage: td__lease_data() does not change until td__lease_return(). The same
+ *  memory may be lent many times, and has one lease then. TD_ERR_INVALID for memory of the program's
+ *  that the library does not free (td_from_blob()), which could go away: lend a copy of it. */
+td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease);
+
+/** Returns a lease once; once for each td__storage_lend(), in any order. */
+void td__lease_return(struct td__lease *lease);
+
+/** The memory that is lent; NULL for a storage of no bytes. */
+const void *td__lease_data(const struct td__lease *lease);
+
+static inline bool td__storage_is_lent(const struct td__storage *storage)
+{
+    return atomic_load_explicit(&storage->lease, memory_order_acquire) != NULL;
+}
+
+/** Moves a storage that is lent; TD_ERR_NOMEM if that is not possible. */
+td_status td__storage_unshare(struct td__storage *storage);
 
 /* ---- Layout (layout.c) -----------------------------------------------------------------------
  *
@@ -125,7 +156,16 @@ static inline bool td__same_shape(const td_tensor *a, const td_tensor *b)
 static inline bool td__is_unshared(const td_tensor *tensor)
 {
     return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
-           tensor->storage->free_fn;
+           tensor->storage->free_fn && !td__storage_is_lent(tensor->storage);
+}
+
+/** Before the elements of an existing tensor are written, and before td_tensor_data() is read for it:
+ *  if its memory is lent, the storage moves to a copy. td__tensor_bump_version() afterwards. NULL does
+ *  nothing. */
+static inline td_status td__prepare_write(const td_tensor *tensor)
+{
+    return tensor && td__storage_is_lent(tensor->storage) ? td__storage_unshare(tensor->storage)
+                                                          : TD_OK;
 }
 
 /** "[2, 3]", as td__shape_text(). */
