@@ -153,7 +153,7 @@ static void receive_returns(struct td__agent *agent, const struct td__incoming *
 {
     struct td__reader body = td__incoming_body(incoming);
     while (body.at < body.end && !body.failed)
-        td__lease_end(agent, incoming->from, td__reader_u64(&body));
+        td__rpc_lease_end(agent, incoming->from, td__reader_u64(&body));
 }
 
 void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
@@ -214,7 +214,7 @@ static void destroy(struct td__agent *agent)
     td__io_close(agent);
     td__rrefs_close(agent);
     td__workers_free(agent);
-    td__lease_end_all(agent, -1);
+    td__rpc_leases_end(agent, -1);
     if (agent->endpoint)
         td__endpoint_close(agent->endpoint);
     td_store_close(agent->store);
@@ -366,6 +366,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     agent->closed = true;
     pthread_mutex_unlock(&agent->calls_lock);
     td__calls_fail_all(agent, -1, TD_ERR_ABORTED, "this worker was shut down");
+    td__rpc_keep_borrowed(agent);
     td__workers_say_goodbye(agent);
     atomic_store(&current, NULL);
     td__agent_leave(agent);

@@ -129,8 +129,6 @@ struct td_call {
     int fd;                             /* of a task */
 };
 
-struct td__lease;
-
 struct td__agent {
     char name[TD_RPC_MAX_NAME + 1];
     int rank, size;
@@ -197,7 +195,8 @@ struct td__agent {
     atomic_ullong last_id;        /* of references and forks that this worker has made */
 
     pthread_mutex_t lease_lock;
-    struct td__lease *leases;
+    struct td__map leases;           /* tensors that are lent … */
+    struct td__borrowed *borrowed; /* … and borrowed */
     uint64_t last_lease;
 };
 

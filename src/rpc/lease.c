@@ -1,21 +1,213 @@
-/* Tensors that are lent to other workers of this host, and borrowed from them. */
+/* Tensors that are lent to other workers of this host, and borrowed from them.
+ *
+ * A lease has a number, under which the lender keeps the memory (tensor/storage.c), and which the borrower sends back
+ * when it has released the tensor. A lender that leaves in order does so after all borrowers have copied what they still
+ * have; see td__workers_leave(). */
 #include "rpc/lease.h"
 
+#include "base/arena.h"
 #include "base/fail.h"
 #include "rpc/agent.h"
-td_status td__lease_make(struct td__agent *agent, int to, td_tensor **tensor, uint64_t *lease,
-                         uint64_t *offset)
+
+#include <sched.h>
+#include <stdlib.h>
+
+enum { MAP_MS = 5000 };
+
+struct lent {
+    struct td__map_node node;
+    uint64_t number;
+    int to;
+    struct td__lease *lease;
+};
+
+struct td__borrowed {
+    struct td__borrowed *next, **before; /* in the agent's list */
+    uint64_t serial;                     /* of the agent */
+    int from;
+    uint64_t number;
+    struct td__storage *storage; /* not retained */
+};
+
+/* ---- Lending --------------------------------------------------------------------------------- */
+
+/* The place of a tensor in the default arena; false for memory that other workers cannot map. */
+static bool find_place(td_tensor *tensor, uint64_t *offset)
 {
-    (void)agent; (void)to; (void)tensor; (void)lease; (void)offset;
-    return td_fail(TD_ERR_UNSUPPORTED, "lease");
+    struct td__arena *arena;
+    size_t at;
+    if (!tensor->storage->free_fn || td__storage_is_borrowed(tensor->storage) ||
+        !td__arena_resolve(td_tensor_data(tensor), &arena, &at) || arena != td__arena_default())
+        return false;
+    *offset = at;
+    return true;
 }
-void td__lease_end(struct td__agent *agent, int from, uint64_t lease){(void)agent; (void)from; (void)lease;}
-void td__lease_end_all(struct td__agent *agent, int from){(void)agent; (void)from;}
-td_status td__lease_borrow(struct td__agent *agent, int from, uint64_t lease, uint64_t offset,
-                           const struct td__layout *layout, td_tensor **tensor)
+
+td_status td__rpc_lend(struct td__agent *agent, int to, td_tensor **tensor, uint64_t *number,
+                       uint64_t *offset)
 {
-    (void)agent; (void)from; (void)tensor; (void)lease; (void)offset;(void)layout;
-    return td_fail(TD_ERR_UNSUPPORTED, "lease");
+    if (!find_place(*tensor, offset)) {
+        td_tensor *copy = td__clone(*tensor);
+        if (!copy)
+            return td__error_status();
+        td_tensor_release(*tensor);
+        *tensor = copy;
+        if (!find_place(copy, offset))
+            return td_fail(TD_ERR_NOMEM, "a tensor cannot be shared: out of shareable memory");
+    }
+    struct lent *lent = calloc(1, sizeof *lent);
+    if (!lent)
+        return td__fail_nomem("rpc");
+    td_status status = td__storage_lend((*tensor)->storage, &lent->lease);
+    if (status) {
+        free(lent);
+        return status;
+    }
+    lent->to = to;
+    pthread_mutex_lock(&agent->lease_lock);
+    lent->number = ++agent->last_lease;
+    lent->node.key = (const char *)&lent->number;
+    lent->node.key_size = sizeof lent->number;
+    bool added = td__map_insert(&agent->leases, &lent->node);
+    pthread_mutex_unlock(&agent->lease_lock);
+    if (!added) {
+        td__lease_return(lent->lease);
+        free(lent);
+        return td__fail_nomem("rpc");
+    }
+    *number = lent->number;
+    return TD_OK;
 }
-td_value *td__module_pack(td_module *module){(void)module;td_fail(TD_ERR_UNSUPPORTED,"module");return NULL;}
-td_module *td__module_unpack(const td_value *packed){(void)packed;td_fail(TD_ERR_UNSUPPORTED,"module");return NULL;}
+
+void td__rpc_lease_end(struct td__agent *agent, int from, uint64_t number)
+{
+    pthread_mutex_lock(&agent->lease_lock);
+    struct td__map_node *node = td__map_find(&agent->leases, (const char *)&number, sizeof number);
+    struct lent *lent = node ? TD__CONTAINER(node, struct lent, node) : NULL;
+    if (lent && lent->to != from)
+        lent = NULL;
+    if (lent)
+        td__map_remove(&agent->leases, node);
+    pthread_mutex_unlock(&agent->lease_lock);
+    if (lent)
+        td__lease_return(lent->lease);
+    free(lent);
+}
+
+void td__rpc_leases_end(struct td__agent *agent, int from)
+{
+    struct td__map_node *node, *next;
+    pthread_mutex_lock(&agent->lease_lock);
+    for (node = td__map_next(&agent->leases, NULL); node; node = next) {
+        struct lent *lent = TD__CONTAINER(node, struct lent, node);
+        next = td__map_next(&agent->leases, node);
+        if (from >= 0 && lent->to != from)
+            continue;
+        td__map_remove(&agent->leases, node);
+        td__lease_return(lent->lease);
+        free(lent);
+    }
+    if (from < 0)
+        td__map_free(&agent->leases);
+    pthread_mutex_unlock(&agent->lease_lock);
+}
+
+/* ---- Borrowing ------------------------------------------------------------------------------- */
+
+static void send_return(struct td__agent *agent, int to, uint64_t number)
+{
+    struct td__message_header header = {.kind = TD__MESSAGE_RETURN};
+    struct td__message *message = td__message_create(agent, to, false);
+    if (!message)
+        return; /* the memory stays lent until this worker ends */
+    td__buffer_put_u64(&message->body, number);
+    if (td__message_seal(message, &header, SIZE_MAX))
+        td__message_free(message);
+    else
+        td__agent_send(agent, to, message);
+}
+
+/* The last tensor over borrowed memory was released, or moved to memory of its own. */
+static void give_back(void *data, void *arg)
+{
+    struct td__borrowed *borrowed = arg;
+    struct td__agent *agent = td__agent_hold();
+    (void)data;
+    if (agent && agent->serial == borrowed->serial) {
+        pthread_mutex_lock(&agent->lease_lock);
+        *borrowed->before = borrowed->next;
+        if (borrowed->next)
+            borrowed->next->before = borrowed->before;
+        pthread_mutex_unlock(&agent->lease_lock);
+        send_return(agent, borrowed->from, borrowed->number);
+    }
+    td__agent_leave(agent);
+    free(borrowed);
+}
+
+td_status td__rpc_borrow(struct td__agent *agent, int from, uint64_t number, uint64_t offset,
+                         const struct td__layout *layout, td_tensor **tensor)
+{
+    size_t size = (size_t)layout->numel * td_dtype_size(layout->dtype);
+    void *data;
+    if (from == agent->rank || !td__worker_is_near(agent, from))
+        return td_fail(TD_ERR_INVALID, "a tensor is lent by a worker of another host");
+    TD_TRY(td__endpoint_map(agent->endpoint, from, offset, size, td__deadline_in_ms(MAP_MS), &data));
+    struct td__borrowed *borrowed = calloc(1, sizeof *borrowed);
+    struct td__storage *storage = borrowed ? td__storage_borrow(data, size, give_back, borrowed)
+                                           : NULL;
+    *tensor = storage ? td__tensor_over(storage, 0, layout) : NULL;
+    if (!*tensor) {
+        free(borrowed);
+        free(storage);
+        return td__fail_nomem("rpc");
+    }
+    *borrowed = (struct td__borrowed){
+        .serial = agent->serial, .from = from, .number = number, .storage = storage};
+    pthread_mutex_lock(&agent->lease_lock);
+    borrowed->next = agent->borrowed;
+    borrowed->before = &agent->borrowed;
+    if (borrowed->next)
+        borrowed->next->before = &borrowed->next;
+    agent->borrowed = borrowed;
+    pthread_mutex_unlock(&agent->lease_lock);
+    td__storage_release(storage); /* the tensor has it */
+    return TD_OK;
+}
+
+void td__rpc_map(struct td__agent *agent, int rank)
+{
+    void *address;
+    if (td__endpoint_map(agent->endpoint, rank, 0, 1, td__deadline_in_ms(MAP_MS), &address))
+        return; /* tried again when a tensor is borrowed */
+}
+
+/* A reference to a storage, unless it is being freed. */
+static bool retain_alive(struct td__storage *storage)
+{
+    int owners = atomic_load(&storage->owners);
+    while (owners > 0)
+        if (atomic_compare_exchange_weak(&storage->owners, &owners, owners + 1))
+            return true;
+    return false;
+}
+
+void td__rpc_keep_borrowed(struct td__agent *agent)
+{
+    for (;;) {
+        pthread_mutex_lock(&agent->lease_lock);
+        struct td__borrowed *first = agent->borrowed;
+        struct td__storage *storage = first && retain_alive(first->storage) ? first->storage : NULL;
+        pthread_mutex_unlock(&agent->lease_lock);
+        if (!first)
+            return;
+        if (!storage) {
+            sched_yield(); /* another thread frees it */
+            continue;
+        }
+        td_status status = td__storage_unshare(storage);
+        td__storage_release(storage);
+        if (status)
+            return; /* out of memory: the mapping stays as long as the lender's */
+    }
+}

@@ -117,7 +117,7 @@ struct td__message *td__message_create(struct td__agent *agent, int to, bool len
     }
     message->agent = agent;
     message->to = to;
-    message->lends = lend && getenv("LEND");
+    message->lends = lend;
     static const uint8_t no_header[TD__HEADER_SIZE];
     td__buffer_reserve(&message->bytes, 256);
     td__buffer_put(&message->bytes, no_header, sizeof no_header);
@@ -162,7 +162,7 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
     if (!kept)
         return TD_ERR_NOMEM;
     if (message->lends && layout_bytes(&record.layout) >= TD__LEND_FROM) {
-        td_status status = td__lease_make(message->agent, message->to, &kept, &record.lease,
+        td_status status = td__rpc_lend(message->agent, message->to, &kept, &record.lease,
                                           &record.offset);
         if (status) {
             td_tensor_release(kept);
@@ -270,7 +270,7 @@ static td_status make_tensor(struct td__incoming *incoming, struct td__reader *r
     struct record record;
     TD_TRY(get_record(reader, &record));
     if (record.flags & LENT)
-        return td__lease_borrow(incoming->agent, incoming->from, record.lease, record.offset,
+        return td__rpc_borrow(incoming->agent, incoming->from, record.lease, record.offset,
                                 &record.layout, tensor);
     *size = layout_bytes(&record.layout);
     if (*size > incoming->header.elements)

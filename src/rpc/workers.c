@@ -275,7 +275,7 @@ static void lose(struct td__agent *agent, int rank, bool gone, const char *why)
     td__calls_fail_all(agent, rank, TD_ERR_PEER, text);
     td__serve_lost(agent, rank);
     if (gone) {
-        td__lease_end_all(agent, rank);
+        td__rpc_leases_end(agent, rank);
         td__rrefs_lost(agent, rank);
     }
 }
@@ -340,6 +340,8 @@ void td__workers_add_link(struct td__rpc_link *link)
     struct td__agent *agent = link->agent;
     struct td__rpc_worker *worker = agent->workers[link->rank];
     td__endpoint_watch(agent->endpoint, link->rank);
+    if (link->local)
+        td__rpc_map(agent, link->rank);
     pthread_mutex_lock(&agent->lock);
     if (!worker->link) {
         worker->link = link;
@@ -446,6 +448,7 @@ td_status td__workers_leave(struct td__agent *agent,
         if (!await_idle(agent, deadline))
             return td_fail(TD_ERR_TIMEOUT, "td_rpc_shutdown: this worker still has calls that are "
                                            "not complete");
+        td__rpc_keep_borrowed(agent);
         snprintf(key, sizeof key, "idle/%" PRId64 "/%d/%d", agent->epoch, round, agent->rank);
         int length = snprintf(value, sizeof value, "%llu",
                               (unsigned long long)atomic_load(&agent->activity));

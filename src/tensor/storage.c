@@ -68,6 +68,22 @@ struct td__lease {
 /* Guards all leases, and the `lease` of all storages. Leases are few, and storages many. */
 static pthread_mutex_t leases = PTHREAD_MUTEX_INITIALIZER;
 
+/* Of memory that belongs to another process: a write moves the storage to a copy, and frees `data`. */
+static struct td__lease borrowed;
+
+struct td__storage *td__storage_borrow(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg)
+{
+    struct td__storage *storage = td__storage_of(data, bytes, free_fn, arg);
+    if (storage)
+        atomic_store_explicit(&storage->lease, &borrowed, memory_order_relaxed);
+    return storage;
+}
+
+bool td__storage_is_borrowed(const struct td__storage *storage)
+{
+    return atomic_load_explicit(&storage->lease, memory_order_relaxed) == &borrowed;
+}
+
 static struct td__lease *make_lease(struct td__storage *storage)
 {
     struct td__lease *lease = malloc(sizeof *lease);
@@ -94,6 +110,10 @@ td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease
     struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
     if (!lease)
         lease = make_lease(storage);
+    if (lease == &borrowed) {
+        pthread_mutex_unlock(&leases);
+        return td_fail(TD_ERR_INVALID, "tensor: borrowed memory cannot be lent");
+    }
     if (lease) {
         lease->count++;
         *lease_out = lease;
@@ -152,10 +172,14 @@ td_status td__storage_unshare(struct td__storage *storage)
     if (lease)
         status = copy_bytes(storage->device, copy->data, storage->data, storage->bytes);
     if (lease && !status) {
+        struct td__storage former = {
+            .data = storage->data, .free_fn = storage->free_fn, .arg = storage->arg};
         storage->data = copy->data;
         storage->free_fn = copy->free_fn;
-        storage->arg = NULL;
-        copy->free_fn = NULL;
+        storage->arg = copy->arg;
+        copy->data = former.data; /* freed with it, if it was borrowed */
+        copy->free_fn = lease == &borrowed ? former.free_fn : NULL;
+        copy->arg = former.arg;
         lease->storage = NULL;
         atomic_store_explicit(&storage->lease, NULL, memory_order_release);
     }
@@ -172,6 +196,8 @@ void td__storage_release(struct td__storage *storage)
     if (td__storage_is_lent(storage)) {
         pthread_mutex_lock(&leases);
         lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
+        if (lease == &borrowed)
+            lease = NULL;
         if (lease)
             lease->storage = NULL;
         pthread_mutex_unlock(&leases);

@@ -58,10 +58,18 @@ void td__lease_return(struct td__lease *lease);
 /** The memory that is lent; NULL for a storage of no bytes. */
 const void *td__lease_data(const struct td__lease *lease);
 
+/** A storage over memory that another process lends: free_fn(data, arg) returns it, after the last release, or before
+ *  the first write, which moves the storage to a copy. */
+struct td__storage *td__storage_borrow(void *data, size_t bytes, td_blob_free_fn free_fn,
+                                       void *arg);
+
 static inline bool td__storage_is_lent(const struct td__storage *storage)
 {
     return atomic_load_explicit(&storage->lease, memory_order_acquire) != NULL;
 }
+
+/** Whether it is of td__storage_borrow(), and has not moved. */
+bool td__storage_is_borrowed(const struct td__storage *storage);
 
 /** Moves a storage that is lent; TD_ERR_NOMEM if that is not possible. */
 td_status td__storage_unshare(struct td__storage *storage);
