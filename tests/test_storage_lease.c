@@ -4,11 +4,7 @@
 
 #include "tensor/tensor_internal.h"
 
-#include <tandem/dist.h>
-#include <tandem/nn.h>
-#include <tandem/ops.h>
-#include <tandem/optim.h>
-#include <tandem/random.h>
+#include <tandem/tandem.h>
 
 #include <pthread.h>
 #include <string.h>
@@ -224,6 +220,42 @@ RANKS(collectives_leave_what_is_lent, .ranks = 2)
     CHECK(td__lease_data(lease) == td_tensor_data(x));
     td__lease_return(lease);
     CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(buckets_of_ddp_leave_what_is_lent, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_module *model = td_ddp(td_linear(3, 2), NULL);
+    CHECK(model != NULL);
+    td_tensor *weight = td_param(td_child(model, 0), 0);
+    for (int i = 0; i < 3; i++) {
+        TD_SCOPE;
+        struct td__lease *lease = i ? lend(td_tensor_grad(weight)) : NULL; /* a view of a bucket */
+        float before = lease ? lent(lease) : 0;
+        CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32)))));
+        CHECK_EQ(first(td_tensor_grad(weight)), 4 * (i + 1));
+        if (lease) {
+            CHECK_EQ(lent(lease), before);
+            td__lease_return(lease);
+        }
+    }
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
+TEST(running_statistics_leave_what_is_lent)
+{
+    TD_SCOPE;
+    td_tensor *statistics = td_full(SHAPE(2, 3), 1, TD_F32); /* both in one storage */
+    td_tensor *mean = td_select(statistics, 0, 0), *var = td_select(statistics, 0, 1);
+    td_tensor *x = td_reshape(td_arange(0, 12, 1, TD_F32), SHAPE(4, 3));
+    CHECK_MOVES(mean, td_batch_norm(x, mean, var, NULL, NULL, true, 0.1, 1e-5) ? TD_OK
+                                                                               : td_last_status());
+    CHECK(first(var) != 1);
+    struct td__lease *lease = lend(mean); /* only read */
+    CHECK(td_batch_norm(x, mean, var, NULL, NULL, false, 0.1, 1e-5) != NULL);
+    CHECK(td__lease_data(lease) == td_tensor_data(mean));
+    td__lease_return(lease);
 }
 
 /* ---- Threads ----------------------------------------------------------------------------------------- */

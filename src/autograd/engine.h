@@ -13,11 +13,13 @@
  * each gradient that is expected for it have delivered a gradient, or that there is none. What meets
  * at one output is summed in a fixed order, whatever the order of arrival: seeds in the order of
  * their calls, then the edges (those of the node that was recorded last first, as one thread runs
- * them), then the expected gradients by number. The result has the same bits each time.
+ * them), then the expected gradients by number. The result has the same bits each time. (Not covered:
+ * leaves to which the inner passes of several checkpointed segments add as their nodes run.)
  *
  * Threads. One thread at a time opens, seeds, expects, starts, runs and closes a pass, and the one
  * that starts it runs it. td__pass_feed() and td__pass_fail() may be called by any thread, also
- * from within a node, at any time between td__pass_open() and td__pass_close(). */
+ * from within a node, at any time between td__pass_open() and td__pass_close(); a pass may be closed
+ * while the td__pass_feed() that completed it is still returning. */
 #ifndef TD_AUTOGRAD_ENGINE_H
 #define TD_AUTOGRAD_ENGINE_H
 
