@@ -1,6 +1,6 @@
 /* Remote procedure calls between workers, which are processes with a name.
  *
- *     td_value *add(td_call *call, td_value *const *args, int count)
+ *     td_value *add(td_rpc_call *call, td_value *const *args, int count)
  *     {
  *         return td_value_from_tensor(td_add(td_value_tensor(args[0]), td_value_tensor(args[1])));
  *     }
@@ -39,17 +39,19 @@ extern "C" {
 enum { TD_RPC_MAX_NAME = 128, TD_RPC_MAX_WORKERS = 65536, TD_RPC_MAX_NESTING = 256 };
 
 typedef struct td_rpc_options {
-    int rank;                /* as in td_rendezvous_options */
-    int world_size;          /* likewise */
-    bool dynamic;            /* workers come and go: there is no world size. Each gets the next free rank, and is
+    int rank;       /* as in td_rendezvous_options */
+    int world_size; /* likewise */
+    bool
+        dynamic; /* workers come and go: there is no world size. Each gets the next free rank, and is
                                 found by its name from then on */
     const char *init_method; /* NULL: as td_rendezvous() has it */
-    td_store *store;         /* instead of an init method; must stay open until shutdown. With it, `rank` and
+    td_store
+        *store; /* instead of an init method; must stay open until shutdown. With it, `rank` and
                                 `world_size` count as they are */
-    int64_t timeout_ms;      /* of calls; 0: TD_RPC_DEFAULT_TIMEOUT_MS */
-    int threads;             /* that run functions at once; 0: 16. Those that wait for another call do not count */
-    const char *backend;     /* NULL: "native", the one that there is */
-    size_t max_message;      /* bytes of a call's values without its tensors; 0: 64 MiB */
+    int64_t timeout_ms; /* of calls; 0: TD_RPC_DEFAULT_TIMEOUT_MS */
+    int threads; /* that run functions at once; 0: 16. Those that wait for another call do not count */
+    const char *backend; /* NULL: "native", the one that there is */
+    size_t max_message;  /* bytes of a call's values without its tensors; 0: 64 MiB */
     void *reserved[4];
 } td_rpc_options;
 
@@ -96,12 +98,12 @@ TD_API const char *td_worker_name(int rank);
 /* ---- Functions ---------------------------------------------------------------------------------- */
 
 /** A call that a function serves. */
-typedef struct td_call td_call;
+typedef struct td_rpc_call td_rpc_call;
 
 /** Serves a call: returns its result, or NULL with the last error set, which the caller gets. Its arguments and
  *  results belong to a scope around it. It runs on a thread of the library, several at once. A result that is a future
  *  is answered once that is complete. */
-typedef td_value *(*td_rpc_fn)(td_call *call, td_value *const *args, int count);
+typedef td_value *(*td_rpc_fn)(td_rpc_call *call, td_value *const *args, int count);
 
 /**
  * Registers a function. The signature has its name and parameters:
@@ -114,7 +116,7 @@ typedef td_value *(*td_rpc_fn)(td_call *call, td_value *const *args, int count);
  * Types: any, nil, bool, int, float (an int is taken, too), text, bytes, list, map, tensor, module, rref, and the
  * name of a registered class. A default is nil, true, false, a number or a "text". args[] has all parameters in order.
  *
- * `arg` is td_call_arg() of its calls. Errors: TD_ERR_STATE (the name is registered), TD_ERR_INVALID (the signature;
+ * `arg` is td_rpc_call_arg() of its calls. Errors: TD_ERR_STATE (the name is registered), TD_ERR_INVALID (the signature;
  * the error shows where). Names that begin with "td." are the library's own.
  */
 TD_API td_status td_rpc_register(const char *signature, td_rpc_fn fn, void *arg);
@@ -124,7 +126,7 @@ TD_API td_status td_rpc_unregister(const char *name);
 
 typedef struct td_rpc_method {
     const char *signature;
-    td_rpc_fn fn; /* td_call_self() is the object */
+    td_rpc_fn fn; /* td_rpc_call_self() is the object */
 } td_rpc_method;
 
 /**
@@ -139,14 +141,14 @@ typedef struct td_rpc_method {
 typedef struct td_rpc_class {
     const char *signature; /* the name, and the parameters of `create` */
     /** Makes an object; NULL on failure. Without it, objects cannot be made by calls. */
-    void *(*create)(td_call *call, td_value *const *args, int count);
+    void *(*create)(td_rpc_call *call, td_value *const *args, int count);
     /** Frees one; NULL: nothing to free. */
     void (*destroy)(void *object);
     const td_rpc_method *methods; /* up to one without a signature; copied */
     /** The object as a value, which can be sent; and back. Without them, objects of the class cannot be sent. */
     td_value *(*pack)(void *object);
     void *(*unpack)(td_value *packed);
-    void *arg; /* td_call_arg() of its calls */
+    void *arg; /* td_rpc_call_arg() of its calls */
     void *reserved[4];
 } td_rpc_class;
 
@@ -154,10 +156,10 @@ TD_API td_status td_rpc_register_class(const td_rpc_class *rpc_class);
 
 /** In a function: its `arg`; the object whose method it is; the worker that calls; whether the caller has cancelled the
  *  call, or does not wait any more. */
-TD_API void *td_call_arg(const td_call *call);
-TD_API void *td_call_self(const td_call *call);
-TD_API const char *td_call_from(const td_call *call);
-TD_API bool td_call_is_cancelled(const td_call *call);
+TD_API void *td_rpc_call_arg(const td_rpc_call *call);
+TD_API void *td_rpc_call_self(const td_rpc_call *call);
+TD_API const char *td_rpc_call_from(const td_rpc_call *call);
+TD_API bool td_rpc_call_is_cancelled(const td_rpc_call *call);
 
 /* ---- Calls -------------------------------------------------------------------------------------- */
 
@@ -216,7 +218,7 @@ TD_API td_future *td_future_then(td_future *future, td_future_fn fn, void *arg);
 TD_API td_future *td_future_all(td_future *const *futures, int count);
 
 /** Fails it with TD_ERR_ABORTED, if it is not complete; and the function that serves the call sees
- *  td_call_is_cancelled(). */
+ *  td_rpc_call_is_cancelled(). */
 TD_API void td_future_cancel(td_future *future);
 
 /** A future of the program's own, and its completion, once: by a value, or by a failure. TD_ERR_STATE if it is

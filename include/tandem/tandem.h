@@ -19,8 +19,10 @@
 #include <tandem/parallel.h>
 #include <tandem/random.h>
 #include <tandem/rendezvous.h>
+#include <tandem/rpc.h>
 #include <tandem/state.h>
 #include <tandem/store.h>
 #include <tandem/tensor.h>
+#include <tandem/value.h>
 
 #endif

@@ -17,14 +17,14 @@ struct control {
     void *arg;
 };
 
-static void finish(struct td__agent *agent, struct control *control)
+static void finish(struct td__rpc_agent *agent, struct control *control)
 {
     if (control->done)
         control->done(agent, control->arg);
     free(control);
 }
 
-static bool is_gone(struct td__agent *agent, int rank)
+static bool is_gone(struct td__rpc_agent *agent, int rank)
 {
     pthread_mutex_lock(&agent->lock);
     bool gone = agent->workers[rank]->gone;
@@ -32,12 +32,12 @@ static bool is_gone(struct td__agent *agent, int rank)
     return gone;
 }
 
-static void send_control(struct td__agent *agent, struct control *control);
+static void send_control(struct td__rpc_agent *agent, struct control *control);
 
 static void on_answer(td_future *answer, void *arg)
 {
     struct control *control = arg;
-    struct td__agent *agent = td__agent_hold();
+    struct td__rpc_agent *agent = td__agent_hold();
     td_value *value = td__future_value(answer);
     bool repeat = !value && agent && !is_gone(agent, control->to) &&
                   (td__error_status() == TD_ERR_TIMEOUT || td__error_status() == TD_ERR_PEER);
@@ -49,11 +49,11 @@ static void on_answer(td_future *answer, void *arg)
     td__agent_leave(agent);
 }
 
-static void send_control(struct td__agent *agent, struct control *control)
+static void send_control(struct td__rpc_agent *agent, struct control *control)
 {
     TD_SCOPE;
-    td_value *args = TD_ARGS((int64_t)control->number, (int64_t)control->kind,
-                             (int64_t)control->id, (int64_t)control->fork);
+    td_value *args = TD_ARGS((int64_t)control->number, (int64_t)control->kind, (int64_t)control->id,
+                             (int64_t)control->fork);
     td_future *answer = args ? td__call_start(agent, "rpc", control->to, "td.control", args,
                                               &(td_rpc_call_options){.timeout_ms = ANSWER_MS})
                              : NULL;
@@ -62,7 +62,7 @@ static void send_control(struct td__agent *agent, struct control *control)
     td_future_release(answer);
 }
 
-void td__control_send(struct td__agent *agent, int to, enum td__control kind, uint64_t id,
+void td__control_send(struct td__rpc_agent *agent, int to, enum td__control kind, uint64_t id,
                       uint64_t fork, td__control_fn done, void *arg)
 {
     struct control *control = malloc(sizeof *control);
@@ -112,9 +112,9 @@ static bool is_new(struct td__rpc_worker *worker, uint64_t number)
     return true;
 }
 
-td_value *td__control_receive(td_call *call, td_value *const *args, int count)
+td_value *td__control_receive(td_rpc_call *call, td_value *const *args, int count)
 {
-    struct td__agent *agent = call->agent;
+    struct td__rpc_agent *agent = call->agent;
     int64_t at[4] = {0};
     for (int i = 0; i < count && i < 4; i++)
         if (td_value_int(args[i], &at[i]))

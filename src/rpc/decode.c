@@ -1,7 +1,7 @@
 /* Msgpack to values; see codec.h. Nothing here trusts the bytes. */
 #include "base/fail.h"
 #include "rpc/codec.h"
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -226,8 +226,8 @@ static td_value *get_pair(struct decoder *decoder, bool module, const void *byte
     td_value *pair = get(&inner), *result = NULL;
     if (!pair)
         return NULL;
-    if (pair->kind != TD_VALUE_LIST || pair->count != 2 ||
-        pair->items[0]->kind != TD_VALUE_TEXT || inner.at != inner.end)
+    if (pair->kind != TD_VALUE_LIST || pair->count != 2 || pair->items[0]->kind != TD_VALUE_TEXT ||
+        inner.at != inner.end)
         invalid("an object");
     else if (module)
         result = make_module(pair->items[1]);

@@ -1,7 +1,7 @@
 /* Values to msgpack; see codec.h. */
 #include "base/fail.h"
 #include "rpc/codec.h"
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -53,8 +53,8 @@ static void put_float(struct td__buffer *bytes, double value)
 
 /* The head of something with a size: `few` with less than `limit` in it, or `head`, head + 1 or head + 2 and a size of
  * 8 (if there is such a form), 16 or 32 bits. */
-static void put_size(struct td__buffer *bytes, uint8_t few, uint64_t limit, uint8_t head, bool has_8,
-                     uint64_t size)
+static void put_size(struct td__buffer *bytes, uint8_t few, uint64_t limit, uint8_t head,
+                     bool has_8, uint64_t size)
 {
     if (size < limit)
         td__buffer_put_u8(bytes, (uint8_t)(few | size));

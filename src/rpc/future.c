@@ -1,6 +1,6 @@
 /* Futures; see rpc.h. */
 #include "base/fail.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 #include "tensor/tensor_internal.h"
 
 #include <linux/futex.h>
@@ -20,8 +20,8 @@ struct callback {
 struct td_future {
     atomic_int owners;
     _Atomic uint32_t state;
-    const struct td__agent *agent; /* of the call; NULL: the program's own */
-    uint64_t id;             /* of the call */
+    const struct td__rpc_agent *agent; /* of the call; NULL: the program's own */
+    uint64_t id;                       /* of the call */
     td__deadline deadline;
     td_future *above; /* retained: cancelling this one cancels that */
     pthread_mutex_t lock;
@@ -33,7 +33,7 @@ struct td_future {
     char *text;
 };
 
-td_future *td__future_create(struct td__agent *agent, uint64_t id, td__deadline deadline)
+td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline)
 {
     td_future *future = calloc(1, sizeof *future);
     if (!future) {
@@ -63,7 +63,8 @@ void td_future_release(td_future *future)
     /* A future with callbacks that nobody can complete any more: they see a failure. */
     if (future->first) {
         atomic_store(&future->owners, 2);
-        td__future_complete(future, NULL, TD_ERR_ABORTED, "the future was released before it had a value");
+        td__future_complete(future, NULL, TD_ERR_ABORTED,
+                            "the future was released before it had a value");
         if (atomic_fetch_sub(&future->owners, 2) != 2)
             return;
     }
@@ -178,7 +179,7 @@ td_value *td_future_wait(td_future *future, int64_t timeout_ms)
     }
     if (!td__future_is_complete(future) && timeout_ms != TD_NOW) {
         td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : future->deadline;
-        struct td__agent *agent = td__agent_hold();
+        struct td__rpc_agent *agent = td__agent_hold();
         if (agent)
             td__io_wait(agent, future, deadline);
         else
@@ -341,7 +342,7 @@ void td_future_cancel(td_future *future)
 {
     if (!future || td__future_is_complete(future))
         return;
-    struct td__agent *agent = td__agent_hold();
+    struct td__rpc_agent *agent = td__agent_hold();
     if (agent && agent == future->agent)
         td__call_cancel(agent, future->id);
     td__agent_leave(agent);

@@ -20,7 +20,7 @@
 #include "base/arena.h"
 #include "base/fail.h"
 #include "peer/wait_event.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static uint64_t this_thread(void)
 
 /* ---- The timer ------------------------------------------------------------------------------- */
 
-static void start_ticking(struct td__agent *agent)
+static void start_ticking(struct td__rpc_agent *agent)
 {
     if (!atomic_load_explicit(&agent->ticking, memory_order_relaxed) &&
         !atomic_exchange(&agent->ticking, true)) {
@@ -67,7 +67,7 @@ static void start_ticking(struct td__agent *agent)
     }
 }
 
-void td__io_set_deadline(struct td__agent *agent, td__deadline at)
+void td__io_set_deadline(struct td__rpc_agent *agent, td__deadline at)
 {
     struct itimerspec spec = {.it_value = at == TD__NEVER ? td__timespec(0) : td__timespec(at)};
     timerfd_settime(agent->deadline_timer, TFD_TIMER_ABSTIME, &spec, NULL);
@@ -76,7 +76,7 @@ void td__io_set_deadline(struct td__agent *agent, td__deadline at)
 /* ---- Leading --------------------------------------------------------------------------------- */
 
 /* While a thread leads, it polls the sockets itself, and they wake no other. */
-static void watch_sockets(struct td__agent *agent, bool watch)
+static void watch_sockets(struct td__rpc_agent *agent, bool watch)
 {
     struct epoll_event event = {.events = watch ? EPOLLIN : 0, .data.u64 = SOCKETS_ID};
     if (atomic_load_explicit(&agent->socket_links, memory_order_relaxed))
@@ -84,7 +84,7 @@ static void watch_sockets(struct td__agent *agent, bool watch)
 }
 
 /* Takes the lead, if no other thread has it; or (`from`) from a thread that runs a function. */
-static bool take_lead(struct td__agent *agent, bool take_over)
+static bool take_lead(struct td__rpc_agent *agent, bool take_over)
 {
     uint64_t held = atomic_load_explicit(&agent->lead, memory_order_relaxed), own = this_thread();
     if (held && (!(held & RUNS) || ((held & ~(uint64_t)RUNS) != own && !take_over)))
@@ -100,7 +100,7 @@ static bool take_lead(struct td__agent *agent, bool take_over)
     return true;
 }
 
-static bool add_links(struct td__agent *agent)
+static bool add_links(struct td__rpc_agent *agent)
 {
     struct td__rpc_link *link = atomic_exchange(&agent->new_links, NULL), *next;
     bool added = link;
@@ -121,7 +121,7 @@ static bool add_links(struct td__agent *agent)
     return added;
 }
 
-static void forget(struct td__agent *agent, struct td__rpc_link *link)
+static void forget(struct td__rpc_agent *agent, struct td__rpc_link *link)
 {
     if (!link->local)
         atomic_fetch_sub(&agent->socket_links, 1);
@@ -132,7 +132,7 @@ static void forget(struct td__agent *agent, struct td__rpc_link *link)
     td__agent_link_ended(link);
 }
 
-static bool poll_sockets(struct td__agent *agent)
+static bool poll_sockets(struct td__rpc_agent *agent)
 {
     struct epoll_event events[EVENTS];
     int count = epoll_wait(agent->sockets, events, EVENTS, 0);
@@ -149,7 +149,7 @@ static bool poll_sockets(struct td__agent *agent)
 }
 
 /* Reads and writes all links. True if there was something. */
-static bool poll_all(struct td__agent *agent)
+static bool poll_all(struct td__rpc_agent *agent)
 {
     bool found = false;
     if (atomic_load_explicit(&agent->new_links, memory_order_relaxed))
@@ -179,7 +179,7 @@ static bool poll_all(struct td__agent *agent)
     return found;
 }
 
-static bool has_bytes(struct td__agent *agent)
+static bool has_bytes(struct td__rpc_agent *agent)
 {
     for (int i = 0; i < agent->link_count; i++)
         if (agent->links[i]->local && td__byte_ring_has_bytes(&agent->links[i]->rings.in))
@@ -189,7 +189,7 @@ static bool has_bytes(struct td__agent *agent)
 
 /* Gives the lead back, and lets other workers know that all sleep. False if there is something to read meanwhile, and
  * this thread leads again. */
-static bool go_to_sleep(struct td__agent *agent)
+static bool go_to_sleep(struct td__rpc_agent *agent)
 {
     atomic_store(&agent->control->awake, 0);
     atomic_thread_fence(memory_order_seq_cst);
@@ -207,7 +207,7 @@ static bool go_to_sleep(struct td__agent *agent)
 static void *serve_all(void *arg);
 
 /* Keeps a thread free for events, while others run functions or wait in them. With run_lock held. */
-static void ensure_thread(struct td__agent *agent)
+static void ensure_thread(struct td__rpc_agent *agent)
 {
     int count = agent->thread_count;
     if (atomic_load(&agent->sleeping) > 0 || atomic_load(&agent->stopping) ||
@@ -224,12 +224,12 @@ static void ensure_thread(struct td__agent *agent)
         agent->thread_count++;
 }
 
-static struct td_call *pop(struct td__agent *agent)
+static struct td_rpc_call *pop(struct td__rpc_agent *agent)
 {
     if (!atomic_load_explicit(&agent->queued, memory_order_relaxed))
         return NULL;
     pthread_mutex_lock(&agent->run_lock);
-    struct td_call *call = agent->queue;
+    struct td_rpc_call *call = agent->queue;
     if (call && !call->task && agent->running >= agent->threads)
         call = NULL;
     if (call) {
@@ -244,7 +244,7 @@ static struct td_call *pop(struct td__agent *agent)
     return call;
 }
 
-static void run(struct td__agent *agent, struct td_call *call)
+static void run(struct td__rpc_agent *agent, struct td_rpc_call *call)
 {
     if (call->task)
         call->task(call);
@@ -256,17 +256,17 @@ static void run(struct td__agent *agent, struct td_call *call)
     pthread_mutex_unlock(&agent->run_lock);
 }
 
-static void run_queue(struct td__agent *agent)
+static void run_queue(struct td__rpc_agent *agent)
 {
-    struct td_call *call;
+    struct td_rpc_call *call;
     while ((call = pop(agent)))
         run(agent, call);
 }
 
 /* Runs the queued calls on the thread that leads. False if another thread leads now. */
-static bool run_and_lead(struct td__agent *agent, bool *found)
+static bool run_and_lead(struct td__rpc_agent *agent, bool *found)
 {
-    struct td_call *call;
+    struct td_rpc_call *call;
     uint64_t own = this_thread();
     while ((call = pop(agent))) {
         uint64_t runs = own | RUNS;
@@ -283,7 +283,7 @@ static bool run_and_lead(struct td__agent *agent, bool *found)
 }
 
 /* For a thread that waits for a future, and polls: it is the one that needs the next answer. */
-static void yield_lead(struct td__agent *agent)
+static void yield_lead(struct td__rpc_agent *agent)
 {
     start_ticking(agent);
     watch_sockets(agent, true);
@@ -291,7 +291,7 @@ static void yield_lead(struct td__agent *agent)
 }
 
 /* Leads until there has been nothing to do for a while. */
-static void lead(struct td__agent *agent)
+static void lead(struct td__rpc_agent *agent)
 {
     struct td__backoff backoff = {0};
     do {
@@ -306,7 +306,8 @@ static void lead(struct td__agent *agent)
             else if (atomic_load_explicit(&agent->pollers, memory_order_relaxed)) {
                 yield_lead(agent);
                 return;
-            } else if (atomic_load(&agent->stopping) || !td__backoff(&backoff, agent->oversubscribed))
+            } else if (atomic_load(&agent->stopping) ||
+                       !td__backoff(&backoff, agent->oversubscribed))
                 break;
             else
                 td__pause_processor();
@@ -316,14 +317,13 @@ static void lead(struct td__agent *agent)
 
 /* Whether a thread of the agent is to take over: no thread has led since the last tick, or the one that leads runs a
  * function for long. */
-static bool tick(struct td__agent *agent)
+static bool tick(struct td__rpc_agent *agent)
 {
     uint64_t held = atomic_load(&agent->lead);
     unsigned leads = atomic_load(&agent->leads);
     bool idle = atomic_exchange(&agent->seen_leads, leads) == leads;
     atomic_store(&agent->ticking, false);
-    if (held && (!(held & RUNS) ||
-                 td__now_ns() - atomic_load(&agent->running_since) < LONG_NS)) {
+    if (held && (!(held & RUNS) || td__now_ns() - atomic_load(&agent->running_since) < LONG_NS)) {
         start_ticking(agent);
         return false;
     }
@@ -333,11 +333,11 @@ static bool tick(struct td__agent *agent)
     return held || (idle && awake);
 }
 
-static bool take_event(struct td__agent *agent, const struct epoll_event *event)
+static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *event)
 {
     uint64_t count, id = event->data.u64;
     if (id == EVENT_ID || id == TIMER_ID || id == DEADLINE_ID) {
-        int fd = id == EVENT_ID ? agent->event
+        int fd = id == EVENT_ID   ? agent->event
                  : id == TIMER_ID ? agent->timer
                                   : agent->deadline_timer;
         bool there = read(fd, &count, sizeof count) > 0;
@@ -357,7 +357,7 @@ static bool take_event(struct td__agent *agent, const struct epoll_event *event)
 
 static void *serve_all(void *arg)
 {
-    struct td__agent *agent = arg;
+    struct td__rpc_agent *agent = arg;
     while (!atomic_load(&agent->stopping)) {
         struct epoll_event events[EVENTS];
         bool ticked = false;
@@ -378,14 +378,14 @@ static void *serve_all(void *arg)
 
 /* ---- For the others -------------------------------------------------------------------------- */
 
-void td__io_wake(struct td__agent *agent)
+void td__io_wake(struct td__rpc_agent *agent)
 {
     uint64_t one = 1;
     if (write(agent->event, &one, sizeof one) < 0)
         return; /* it is readable already */
 }
 
-void td__io_run(struct td__agent *agent, struct td_call *call)
+void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
 {
     pthread_mutex_lock(&agent->run_lock);
     call->next = NULL;
@@ -404,7 +404,7 @@ void td__io_ring(struct td__rpc_link *link)
 }
 
 /* Whether the calling thread runs a function, which waits from now on: another thread may run instead. */
-static bool begin_wait(struct td__agent *agent)
+static bool begin_wait(struct td__rpc_agent *agent)
 {
     if (!td__current_call || td__current_call->agent != agent)
         return false;
@@ -416,7 +416,7 @@ static bool begin_wait(struct td__agent *agent)
     return true;
 }
 
-static void end_wait(struct td__agent *agent)
+static void end_wait(struct td__rpc_agent *agent)
 {
     pthread_mutex_lock(&agent->run_lock);
     agent->running++;
@@ -425,8 +425,8 @@ static void end_wait(struct td__agent *agent)
 }
 
 /* Leads until the future is complete, or there has been nothing to do for a while. */
-static void lead_for(struct td__agent *agent, const td_future *future, struct td__backoff *backoff,
-                     bool ran)
+static void lead_for(struct td__rpc_agent *agent, const td_future *future,
+                     struct td__backoff *backoff, bool ran)
 {
     while (!td__future_is_complete(future)) {
         if (poll_all(agent)) {
@@ -450,7 +450,7 @@ static void lead_for(struct td__agent *agent, const td_future *future, struct td
         td__io_wake(agent); /* this thread is going to sleep */
 }
 
-bool td__io_wait(struct td__agent *agent, const td_future *future, td__deadline deadline)
+bool td__io_wait(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline)
 {
     struct td__backoff backoff = {0};
     bool function = begin_wait(agent), in_time = true;
@@ -484,7 +484,7 @@ static bool watch(int epoll, int fd, uint32_t events, uint64_t id)
 
 td_status td__io_add(struct td__rpc_link *link)
 {
-    struct td__agent *agent = link->agent;
+    struct td__rpc_agent *agent = link->agent;
     pthread_mutex_lock(&agent->lock);
     bool added = agent->id_count < agent->id_capacity;
     if (!added) {
@@ -516,7 +516,7 @@ td_status td__io_add(struct td__rpc_link *link)
     return TD_OK;
 }
 
-td_status td__io_open(struct td__agent *agent)
+td_status td__io_open(struct td__rpc_agent *agent)
 {
     agent->oversubscribed = false;
     agent->queue_last = &agent->queue;
@@ -546,7 +546,7 @@ td_status td__io_open(struct td__agent *agent)
     return started ? TD_OK : td_fail(TD_ERR_SYSTEM, "td_init_rpc: no thread could be started");
 }
 
-void td__io_stop(struct td__agent *agent)
+void td__io_stop(struct td__rpc_agent *agent)
 {
     atomic_store(&agent->stopping, true);
     td__io_wake(agent);
@@ -557,7 +557,7 @@ void td__io_stop(struct td__agent *agent)
     agent->all_threads = NULL;
 }
 
-void td__io_close(struct td__agent *agent)
+void td__io_close(struct td__rpc_agent *agent)
 {
     add_links(agent);
     for (int i = 0; i < agent->link_count; i++)

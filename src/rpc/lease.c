@@ -7,7 +7,7 @@
 
 #include "base/arena.h"
 #include "base/fail.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static bool find_place(td_tensor *tensor, uint64_t *offset)
     return true;
 }
 
-td_status td__rpc_lend(struct td__agent *agent, int to, td_tensor **tensor, uint64_t *number,
+td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, uint64_t *number,
                        uint64_t *offset)
 {
     if (!find_place(*tensor, offset)) {
@@ -79,7 +79,7 @@ td_status td__rpc_lend(struct td__agent *agent, int to, td_tensor **tensor, uint
     return TD_OK;
 }
 
-void td__rpc_lease_end(struct td__agent *agent, int from, uint64_t number)
+void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t number)
 {
     pthread_mutex_lock(&agent->lease_lock);
     struct td__map_node *node = td__map_find(&agent->leases, (const char *)&number, sizeof number);
@@ -94,7 +94,7 @@ void td__rpc_lease_end(struct td__agent *agent, int from, uint64_t number)
     free(lent);
 }
 
-void td__rpc_leases_end(struct td__agent *agent, int from)
+void td__rpc_leases_end(struct td__rpc_agent *agent, int from)
 {
     struct td__map_node *node, *next;
     pthread_mutex_lock(&agent->lease_lock);
@@ -114,7 +114,7 @@ void td__rpc_leases_end(struct td__agent *agent, int from)
 
 /* ---- Borrowing ------------------------------------------------------------------------------- */
 
-static void send_return(struct td__agent *agent, int to, uint64_t number)
+static void send_return(struct td__rpc_agent *agent, int to, uint64_t number)
 {
     struct td__message_header header = {.kind = TD__MESSAGE_RETURN};
     struct td__message *message = td__message_create(agent, to, false);
@@ -131,7 +131,7 @@ static void send_return(struct td__agent *agent, int to, uint64_t number)
 static void give_back(void *data, void *arg)
 {
     struct td__borrowed *borrowed = arg;
-    struct td__agent *agent = td__agent_hold();
+    struct td__rpc_agent *agent = td__agent_hold();
     (void)data;
     if (agent && agent->serial == borrowed->serial) {
         pthread_mutex_lock(&agent->lease_lock);
@@ -145,14 +145,15 @@ static void give_back(void *data, void *arg)
     free(borrowed);
 }
 
-td_status td__rpc_borrow(struct td__agent *agent, int from, uint64_t number, uint64_t offset,
+td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t number, uint64_t offset,
                          const struct td__layout *layout, td_tensor **tensor)
 {
     size_t size = (size_t)layout->numel * td_dtype_size(layout->dtype);
     void *data;
     if (from == agent->rank || !td__worker_is_near(agent, from))
         return td_fail(TD_ERR_INVALID, "a tensor is lent by a worker of another host");
-    TD_TRY(td__endpoint_map(agent->endpoint, from, offset, size, td__deadline_in_ms(MAP_MS), &data));
+    TD_TRY(
+        td__endpoint_map(agent->endpoint, from, offset, size, td__deadline_in_ms(MAP_MS), &data));
     struct td__borrowed *borrowed = calloc(1, sizeof *borrowed);
     struct td__storage *storage = borrowed ? td__storage_borrow(data, size, give_back, borrowed)
                                            : NULL;
@@ -175,7 +176,7 @@ td_status td__rpc_borrow(struct td__agent *agent, int from, uint64_t number, uin
     return TD_OK;
 }
 
-void td__rpc_map(struct td__agent *agent, int rank)
+void td__rpc_map(struct td__rpc_agent *agent, int rank)
 {
     void *address;
     if (td__endpoint_map(agent->endpoint, rank, 0, 1, td__deadline_in_ms(MAP_MS), &address))
@@ -192,7 +193,7 @@ static bool retain_alive(struct td__storage *storage)
     return false;
 }
 
-void td__rpc_keep_borrowed(struct td__agent *agent)
+void td__rpc_keep_borrowed(struct td__rpc_agent *agent)
 {
     for (;;) {
         pthread_mutex_lock(&agent->lease_lock);

@@ -4,27 +4,27 @@
 
 #include "tensor/tensor_internal.h"
 
-struct td__agent;
+struct td__rpc_agent;
 
 /** Lends a contiguous tensor to the worker `to`: a number, and its place in the default arena. One that is not in the
  *  arena is replaced by a copy. */
-td_status td__rpc_lend(struct td__agent *agent, int to, td_tensor **tensor, uint64_t *lease,
+td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, uint64_t *lease,
                        uint64_t *offset);
 
 /** The worker `from` has returned a lease; ignored if there is none. */
-void td__rpc_lease_end(struct td__agent *agent, int from, uint64_t lease);
+void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t lease);
 
 /** Ends all leases of a worker that has gone; -1: of all. */
-void td__rpc_leases_end(struct td__agent *agent, int from);
+void td__rpc_leases_end(struct td__rpc_agent *agent, int from);
 
 /** A tensor over the memory that `from` lends, with one reference. */
-td_status td__rpc_borrow(struct td__agent *agent, int from, uint64_t lease, uint64_t offset,
+td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t lease, uint64_t offset,
                          const struct td__layout *layout, td_tensor **tensor);
 
 /** Maps the memory of a worker of this host, so that borrowing does not wait for it later. */
-void td__rpc_map(struct td__agent *agent, int rank);
+void td__rpc_map(struct td__rpc_agent *agent, int rank);
 
 /** Gives all borrowed tensors memory of their own: before the lender may free it. */
-void td__rpc_keep_borrowed(struct td__agent *agent);
+void td__rpc_keep_borrowed(struct td__rpc_agent *agent);
 
 #endif

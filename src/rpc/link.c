@@ -8,7 +8,7 @@
 #include "base/arena.h"
 #include "base/fail.h"
 #include "os/socket.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ enum {
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static struct td__rpc_link *create(struct td__agent *agent, int rank, int fd, bool local)
+static struct td__rpc_link *create(struct td__rpc_agent *agent, int rank, int fd, bool local)
 {
     struct td__rpc_link *link = calloc(1, sizeof *link);
     if (!link) {
@@ -143,7 +143,7 @@ static td_status accept_rings(struct td__rpc_link *link, td__deadline deadline)
     return status ? status : send_fd(link, link->agent->control_fd, deadline);
 }
 
-td_status td__link_open(struct td__agent *agent, int rank, int fd, td__deadline deadline)
+td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline)
 {
     uint8_t hello[8];
     bool local = td__endpoint_host(agent->endpoint, rank) ==
@@ -160,7 +160,7 @@ td_status td__link_open(struct td__agent *agent, int rank, int fd, td__deadline 
     return finish(link, status);
 }
 
-td_status td__link_accept(struct td__agent *agent, int rank, int fd, td__deadline deadline)
+td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline)
 {
     uint8_t hello[8];
     int error = td__recv_all(fd, hello, sizeof hello, deadline);

@@ -2,7 +2,7 @@
 #include "rpc/message.h"
 
 #include "base/fail.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 #include "rpc/lease.h"
 #include "tensor/tensor_internal.h"
 
@@ -22,7 +22,8 @@ static uint64_t load_u64(const uint8_t *from)
     return td__load_u32(from) | (uint64_t)td__load_u32(from + 4) << 32;
 }
 
-void td__message_header_write(const struct td__message_header *header, uint8_t bytes[TD__HEADER_SIZE])
+void td__message_header_write(const struct td__message_header *header,
+                              uint8_t bytes[TD__HEADER_SIZE])
 {
     td__store_u32(bytes, (uint32_t)header->kind | (uint32_t)header->copy << 8 |
                              (uint32_t)header->depth << 16);
@@ -36,7 +37,8 @@ void td__message_header_write(const struct td__message_header *header, uint8_t b
     store_u64(bytes + 40, header->elements);
 }
 
-bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE], struct td__message_header *header)
+bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
+                             struct td__message_header *header)
 {
     uint32_t first = td__load_u32(bytes);
     *header = (struct td__message_header){
@@ -108,7 +110,7 @@ static size_t layout_bytes(const struct td__layout *layout)
 
 /* ---- Outgoing -------------------------------------------------------------------------------- */
 
-struct td__message *td__message_create(struct td__agent *agent, int to, bool lend)
+struct td__message *td__message_create(struct td__rpc_agent *agent, int to, bool lend)
 {
     struct td__message *message = calloc(1, sizeof *message);
     if (!message) {
@@ -163,7 +165,7 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
         return TD_ERR_NOMEM;
     if (message->lends && layout_bytes(&record.layout) >= TD__LEND_FROM) {
         td_status status = td__rpc_lend(message->agent, message->to, &kept, &record.lease,
-                                          &record.offset);
+                                        &record.offset);
         if (status) {
             td_tensor_release(kept);
             return status;
@@ -191,7 +193,8 @@ td_status td__message_put(struct td__message *message, const td_value *value)
     return td__encode(value, &outgoing_fns, message, &message->body);
 }
 
-td_status td__message_seal(struct td__message *message, struct td__message_header *header, size_t max)
+td_status td__message_seal(struct td__message *message, struct td__message_header *header,
+                           size_t max)
 {
     size_t records = message->bytes.size - TD__HEADER_SIZE, body = message->body.size;
     if (records + body > max || records + body > UINT32_MAX)
@@ -245,7 +248,7 @@ static void refuse(struct td__incoming *incoming)
     incoming->text = strdup(td__error_text());
 }
 
-struct td__incoming *td__incoming_create(struct td__agent *agent, int from,
+struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
                                          const struct td__message_header *header, size_t max)
 {
     size_t size = (size_t)header->records + header->body;
@@ -271,7 +274,7 @@ static td_status make_tensor(struct td__incoming *incoming, struct td__reader *r
     TD_TRY(get_record(reader, &record));
     if (record.flags & LENT)
         return td__rpc_borrow(incoming->agent, incoming->from, record.lease, record.offset,
-                                &record.layout, tensor);
+                              &record.layout, tensor);
     *size = layout_bytes(&record.layout);
     if (*size > incoming->header.elements)
         return td_fail(TD_ERR_INVALID, "a tensor record has more elements than the message");

@@ -38,21 +38,23 @@ struct td__message_header {
     uint64_t elements;   /* bytes of the inline tensors */
 };
 
-void td__message_header_write(const struct td__message_header *header, uint8_t bytes[TD__HEADER_SIZE]);
+void td__message_header_write(const struct td__message_header *header,
+                              uint8_t bytes[TD__HEADER_SIZE]);
 
 /** False if it is not valid. */
-bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE], struct td__message_header *header);
+bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
+                             struct td__message_header *header);
 
 /* ---- Outgoing -------------------------------------------------------------------------------- */
 
-struct td__agent;
+struct td__rpc_agent;
 
 /** A message that is sent, or waits for that. */
 struct td__message {
     struct td__message *next;
     struct td__buffer bytes; /* header, records and body */
     struct td__buffer body;  /* while it is made */
-    struct td__agent *agent;
+    struct td__rpc_agent *agent;
     int to;         /* the receiver's rank */
     bool lends;     /* it is on this host */
     uint32_t count; /* tensors */
@@ -63,13 +65,14 @@ struct td__message {
 };
 
 /** Makes an empty message for the worker `to`; `lend`: tensors may be lent to it. */
-struct td__message *td__message_create(struct td__agent *agent, int to, bool lend);
+struct td__message *td__message_create(struct td__rpc_agent *agent, int to, bool lend);
 
 /** Appends a value to the body. */
 td_status td__message_put(struct td__message *message, const td_value *value);
 
 /** Adds the header. TD_ERR_INVALID if the message is larger than `max` bytes without its tensors. */
-td_status td__message_seal(struct td__message *message, struct td__message_header *header, size_t max);
+td_status td__message_seal(struct td__message *message, struct td__message_header *header,
+                           size_t max);
 
 /** Frees it; one that was not sent takes its leases back. */
 void td__message_free(struct td__message *message);
@@ -82,22 +85,22 @@ const void *td__message_next(const struct td__message *message, size_t *size);
 /** A message that has arrived, or is arriving. */
 struct td__incoming {
     struct td__incoming *next;
-    struct td__agent *agent;
+    struct td__rpc_agent *agent;
     int from;
     struct td__message_header header;
-    uint8_t *bytes; /* records and body */
-    size_t have;    /* of them */
+    uint8_t *bytes;      /* records and body */
+    size_t have;         /* of them */
     td_tensor **tensors; /* NULL until records and body are there */
     size_t *sizes;       /* of their elements that are inline */
     uint32_t inline_at;  /* the tensor whose elements are next */
-    size_t inline_have; /* of its bytes */
-    td_status status;   /* it cannot be served: why … */
+    size_t inline_have;  /* of its bytes */
+    td_status status;    /* it cannot be served: why … */
     char *text;
     uint64_t skip; /* … and how many of its bytes are to be skipped */
 };
 
 /** Begins a message after its header. */
-struct td__incoming *td__incoming_create(struct td__agent *agent, int from,
+struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
                                          const struct td__message_header *header, size_t max);
 
 /** Where the next bytes go, and how many: NULL and a number for bytes to be skipped; 0 if it is complete. */

@@ -1,6 +1,6 @@
 /* The methods of modules that are reached by references; see td_rref_sync(). */
 #include "base/fail.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include <string.h>
 
@@ -54,7 +54,8 @@ static td_value *state(td_module *module, td_value *const *args, int count)
     td_state *all = td_module_state(module);
     td_value *map = all ? td_value_map() : NULL;
     for (int i = 0; map && i < td_state_count(all); i++)
-        map = td_value_set(map, td_state_name(all, i), td_value_from_tensor(td_state_tensor(all, i)));
+        map = td_value_set(map, td_state_name(all, i),
+                           td_value_from_tensor(td_state_tensor(all, i)));
     td_state_destroy(all);
     return map;
 }
@@ -110,8 +111,8 @@ static void parse_all(void)
             methods[i].signature = NULL;
 }
 
-td_value *td__module_method(td_call *call, td_module *module, const char *method, td_value *args,
-                            td_value *kwargs)
+td_value *td__module_method(td_rpc_call *call, td_module *module, const char *method,
+                            td_value *args, td_value *kwargs)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     td_value **bound;

@@ -48,7 +48,7 @@ struct child { /* of a fork that this worker has passed on, until its ACCEPTED *
 
 /* ---- Entries (with rref_lock held) ------------------------------------------------------------- */
 
-static struct td__rref_entry *find_entry(struct td__agent *agent, uint64_t id, bool add)
+static struct td__rref_entry *find_entry(struct td__rpc_agent *agent, uint64_t id, bool add)
 {
     struct td__map_node *node = td__map_find(&agent->rref_entries, (const char *)&id, sizeof id);
     if (node || !add)
@@ -68,7 +68,7 @@ static struct td__rref_entry *find_entry(struct td__agent *agent, uint64_t id, b
 }
 
 /* Removes the entry if nothing refers to it: returns it for free_entry(), without the lock. */
-static struct td__rref_entry *drop_unused(struct td__agent *agent, struct td__rref_entry *entry)
+static struct td__rref_entry *drop_unused(struct td__rpc_agent *agent, struct td__rref_entry *entry)
 {
     if (!entry->made || entry->handles || entry->fork_count)
         return NULL;
@@ -127,14 +127,14 @@ static void delete_fork(struct td__rref_entry *entry, uint64_t fork)
     }
 }
 
-uint64_t td__rref_new_id(struct td__agent *agent)
+uint64_t td__rref_new_id(struct td__rpc_agent *agent)
 {
     return (uint64_t)agent->rank << 48 | (atomic_fetch_add(&agent->last_id, 1) + 1);
 }
 
 /* ---- Handles --------------------------------------------------------------------------------- */
 
-static td_rref *make_handle(struct td__agent *agent, uint64_t id, uint64_t fork, int owner)
+static td_rref *make_handle(struct td__rpc_agent *agent, uint64_t id, uint64_t fork, int owner)
 {
     td_rref *rref = calloc(1, sizeof *rref);
     if (!rref) {
@@ -151,7 +151,7 @@ static td_rref *make_handle(struct td__agent *agent, uint64_t id, uint64_t fork,
 }
 
 /* A handle on the owner; `made`: there is a value, or it is being made. */
-td_rref *td__rref_own(struct td__agent *agent, uint64_t id, bool made, const char *what)
+td_rref *td__rref_own(struct td__rpc_agent *agent, uint64_t id, bool made, const char *what)
 {
     td_rref *rref = make_handle(agent, id, 0, agent->rank);
     if (!rref)
@@ -180,7 +180,7 @@ td_rref *td_rref_retain(td_rref *rref)
     return rref;
 }
 
-static void send_delete(struct td__agent *agent, const td_rref *rref)
+static void send_delete(struct td__rpc_agent *agent, const td_rref *rref)
 {
     td__control_send(agent, rref->owner, TD__CONTROL_DELETE, rref->id, rref->fork, NULL, NULL);
 }
@@ -189,7 +189,7 @@ static void send_delete(struct td__agent *agent, const td_rref *rref)
 static void delete_made(td_future *made, void *arg)
 {
     td_rref *rref = arg;
-    struct td__agent *agent = td__agent_hold();
+    struct td__rpc_agent *agent = td__agent_hold();
     (void)made;
     if (agent && agent->serial == rref->serial)
         send_delete(agent, rref);
@@ -200,7 +200,7 @@ static void delete_made(td_future *made, void *arg)
 
 static void destroy_handle(td_rref *rref)
 {
-    struct td__agent *agent = td__agent_hold();
+    struct td__rpc_agent *agent = td__agent_hold();
     bool current = agent && agent->serial == rref->serial;
     struct td__rref_entry *unused = NULL;
     if (current && rref->entry) {
@@ -240,7 +240,7 @@ td_rref *td__rref_adopt(td_rref *rref)
 
 /* ---- In messages ----------------------------------------------------------------------------- */
 
-static td_status keep_parent(struct td__agent *agent, td_rref *rref, uint64_t fork, int to)
+static td_status keep_parent(struct td__rpc_agent *agent, td_rref *rref, uint64_t fork, int to)
 {
     struct child *child = calloc(1, sizeof *child);
     if (!child)
@@ -258,10 +258,11 @@ static td_status keep_parent(struct td__agent *agent, td_rref *rref, uint64_t fo
     return td__fail_nomem("rref");
 }
 
-static void let_parent_go(struct td__agent *agent, uint64_t fork)
+static void let_parent_go(struct td__rpc_agent *agent, uint64_t fork)
 {
     pthread_mutex_lock(&agent->rref_lock);
-    struct td__map_node *node = td__map_find(&agent->rref_children, (const char *)&fork, sizeof fork);
+    struct td__map_node *node = td__map_find(&agent->rref_children, (const char *)&fork,
+                                             sizeof fork);
     if (node)
         td__map_remove(&agent->rref_children, node);
     pthread_mutex_unlock(&agent->rref_lock);
@@ -274,7 +275,7 @@ static void let_parent_go(struct td__agent *agent, uint64_t fork)
 
 /* The owner adds the fork to its entry; another worker keeps its own reference. To the owner itself a reference needs no
  * fork that is recorded: it is accepted at once. */
-td_status td__rref_put(struct td__agent *agent, int to, td_rref *rref, struct td__buffer *bytes)
+td_status td__rref_put(struct td__rpc_agent *agent, int to, td_rref *rref, struct td__buffer *bytes)
 {
     uint64_t fork = td__rref_new_id(agent);
     if (rref->serial != agent->serial)
@@ -295,7 +296,7 @@ td_status td__rref_put(struct td__agent *agent, int to, td_rref *rref, struct td
     return TD_OK;
 }
 
-static void accept_child(struct td__agent *agent, int parent, uint64_t fork)
+static void accept_child(struct td__rpc_agent *agent, int parent, uint64_t fork)
 {
     if (parent == agent->rank)
         let_parent_go(agent, fork);
@@ -309,7 +310,7 @@ struct confirmation {
 };
 
 /* The owner has recorded the fork; or one of the two has ended. */
-static void confirm(struct td__agent *agent, void *arg)
+static void confirm(struct td__rpc_agent *agent, void *arg)
 {
     struct confirmation *confirmation = arg;
     atomic_store(&confirmation->rref->confirmed, agent != NULL);
@@ -319,7 +320,7 @@ static void confirm(struct td__agent *agent, void *arg)
     free(confirmation);
 }
 
-static td_rref *receive_fork(struct td__agent *agent, int from, int parent, uint64_t id,
+static td_rref *receive_fork(struct td__rpc_agent *agent, int from, int parent, uint64_t id,
                              uint64_t fork, int owner)
 {
     td_rref *rref = make_handle(agent, id, fork, owner);
@@ -340,7 +341,7 @@ static td_rref *receive_fork(struct td__agent *agent, int from, int parent, uint
     return rref;
 }
 
-td_rref *td__rref_get(struct td__agent *agent, int from, const void *bytes, size_t size)
+td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const void *bytes, size_t size)
 {
     struct td__reader reader = td__reader_of(bytes, size);
     uint64_t id = td__reader_u64(&reader), fork = td__reader_u64(&reader);
@@ -361,7 +362,7 @@ td_rref *td__rref_get(struct td__agent *agent, int from, const void *bytes, size
 
 /* ---- Control messages on their receiver -------------------------------------------------------- */
 
-td_status td__rref_control(struct td__agent *agent, int from, int64_t kind, uint64_t id,
+td_status td__rref_control(struct td__rpc_agent *agent, int from, int64_t kind, uint64_t id,
                            uint64_t fork)
 {
     struct td__rref_entry *entry, *unused = NULL;
@@ -383,7 +384,7 @@ td_status td__rref_control(struct td__agent *agent, int from, int64_t kind, uint
     return done ? TD_OK : td__fail_nomem("rref");
 }
 
-void td__rrefs_lost(struct td__agent *agent, int rank)
+void td__rrefs_lost(struct td__rpc_agent *agent, int rank)
 {
     struct td__rref_entry *unused = NULL;
     struct td__map_node *next;
@@ -432,7 +433,7 @@ void td__rrefs_lost(struct td__agent *agent, int rank)
     }
 }
 
-static void report_leak(struct td__agent *agent, const struct td__rref_entry *entry)
+static void report_leak(struct td__rpc_agent *agent, const struct td__rref_entry *entry)
 {
     char holders[200] = "";
     for (int i = 0; i < entry->fork_count && strlen(holders) < 150; i++)
@@ -444,7 +445,7 @@ static void report_leak(struct td__agent *agent, const struct td__rref_entry *en
            entry->handles && entry->fork_count ? " and " : "", holders);
 }
 
-void td__rrefs_close(struct td__agent *agent)
+void td__rrefs_close(struct td__rpc_agent *agent)
 {
     struct td__map_node *node;
     while ((node = td__map_next(&agent->rref_entries, NULL))) {
@@ -466,7 +467,7 @@ void td__rrefs_close(struct td__agent *agent)
 
 /* ---- For rref_calls.c ------------------------------------------------------------------------ */
 
-td_rref *td__rref_user(struct td__agent *agent, uint64_t id, uint64_t fork, int owner)
+td_rref *td__rref_user(struct td__rpc_agent *agent, uint64_t id, uint64_t fork, int owner)
 {
     return make_handle(agent, id, fork, owner);
 }
@@ -491,7 +492,7 @@ td_future *td__rref_made(const td_rref *rref)
     return rref->entry ? NULL : rref->made;
 }
 
-void td__rref_forget(struct td__agent *agent, td_rref *rref)
+void td__rref_forget(struct td__rpc_agent *agent, td_rref *rref)
 {
     struct td__rref_entry *unused = NULL;
     if (rref->entry) {
@@ -520,9 +521,9 @@ td_future *td__rref_future(const td_rref *rref)
     return rref->entry->future;
 }
 
-struct td__agent *td__rref_enter(const td_rref *rref, const char *call)
+struct td__rpc_agent *td__rref_enter(const td_rref *rref, const char *call)
 {
-    struct td__agent *agent = td__agent_enter(call);
+    struct td__rpc_agent *agent = td__agent_enter(call);
     if (!agent || agent->serial == rref->serial)
         return agent;
     td__agent_leave(agent);
@@ -530,7 +531,7 @@ struct td__agent *td__rref_enter(const td_rref *rref, const char *call)
     return NULL;
 }
 
-td_future *td__rref_begin(struct td__agent *agent, uint64_t id, uint64_t fork, int from,
+td_future *td__rref_begin(struct td__rpc_agent *agent, uint64_t id, uint64_t fork, int from,
                           const char *what)
 {
     pthread_mutex_lock(&agent->rref_lock);
@@ -549,7 +550,7 @@ td_future *td__rref_begin(struct td__agent *agent, uint64_t id, uint64_t fork, i
     return future;
 }
 
-td_future *td__rref_wait_for(struct td__agent *agent, uint64_t id)
+td_future *td__rref_wait_for(struct td__rpc_agent *agent, uint64_t id)
 {
     pthread_mutex_lock(&agent->rref_lock);
     struct td__rref_entry *entry = find_entry(agent, id, true);

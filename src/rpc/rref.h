@@ -15,7 +15,7 @@
 #ifndef TD_RPC_RREF_H
 #define TD_RPC_RREF_H
 
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 /** The entry of a value on its owner. */
 struct td__rref_entry;
@@ -24,9 +24,9 @@ struct td__rref_entry;
 td_status td__rref_register(void);
 
 /** Frees all entries, and reports those that are in use. */
-void td__rrefs_close(struct td__agent *agent);
+void td__rrefs_close(struct td__rpc_agent *agent);
 
 /** A worker has gone: its forks are released. */
-void td__rrefs_lost(struct td__agent *agent, int rank);
+void td__rrefs_lost(struct td__rpc_agent *agent, int rank);
 
 #endif

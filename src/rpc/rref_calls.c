@@ -14,7 +14,7 @@ td_rref *td_rref_create(td_value *value)
 {
     if (!value)
         return td__null(__func__);
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent)
         return NULL;
     td_rref *rref = td__rref_own(agent, td__rref_new_id(agent), true,
@@ -25,7 +25,7 @@ td_rref *td_rref_create(td_value *value)
     return td__rref_adopt(rref);
 }
 
-static td_rref *start_remote(struct td__agent *agent, const char *call, int to,
+static td_rref *start_remote(struct td__rpc_agent *agent, const char *call, int to,
                              const char *function, td_value *args,
                              const td_rpc_call_options *options)
 {
@@ -39,9 +39,8 @@ static td_rref *start_remote(struct td__agent *agent, const char *call, int to,
     all.kwargs = NULL;
     td_rref *rref = to == agent->rank ? td__rref_own(agent, id, false, function)
                                       : td__rref_user(agent, id, fork, to);
-    td_future *made = packed && rref
-                          ? td__call_start(agent, call, to, "td.remote", packed, &all)
-                          : NULL;
+    td_future *made = packed && rref ? td__call_start(agent, call, to, "td.remote", packed, &all)
+                                     : NULL;
     if (!made) {
         if (rref)
             td__rref_forget(agent, rref);
@@ -54,7 +53,7 @@ static td_rref *start_remote(struct td__agent *agent, const char *call, int to,
 td_rref *td_remote(const char *to, const char *function, td_value *args,
                    const td_rpc_call_options *options)
 {
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent)
         return NULL;
     int rank = td__worker_rank(agent, to);
@@ -65,7 +64,7 @@ td_rref *td_remote(const char *to, const char *function, td_value *args,
 
 /* td.remote(id: int, fork: int, function: text, args: list, kwargs: map): makes the value of a reference. The answer
  * confirms the fork; a failure of the function is the failure of the value. */
-static td_value *serve_remote(td_call *call, td_value *const *args, int count)
+static td_value *serve_remote(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)count;
     uint64_t id = (uint64_t)args[0]->integer, fork = (uint64_t)args[1]->integer;
@@ -82,7 +81,7 @@ static td_value *serve_remote(td_call *call, td_value *const *args, int count)
 /* ---- The value ------------------------------------------------------------------------------- */
 
 /* td.value(id: int): the value of a reference, once it is there. */
-static td_value *serve_value(td_call *call, td_value *const *args, int count)
+static td_value *serve_value(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)count;
     td_future *future = td__rref_wait_for(call->agent, (uint64_t)args[0]->integer);
@@ -107,7 +106,7 @@ static td_value *await_local(td_rref *rref, int64_t timeout_ms)
     return td_future_wait(td__rref_future(rref), timeout_ms);
 }
 
-static td_future *fetch(struct td__agent *agent, const td_rref *rref, int64_t timeout_ms)
+static td_future *fetch(struct td__rpc_agent *agent, const td_rref *rref, int64_t timeout_ms)
 {
     TD_SCOPE;
     td_value *args = TD_ARGS((int64_t)td__rref_id(rref));
@@ -120,7 +119,7 @@ td_value *td_rref_to_here(td_rref *rref, int64_t timeout_ms)
 {
     if (!rref)
         return td__null(__func__);
-    struct td__agent *agent = td__rref_enter(rref, __func__);
+    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
     if (!agent)
         return NULL;
     td_value *value = NULL;
@@ -142,7 +141,7 @@ td_value *td_rref_local_value(td_rref *rref)
 {
     if (!rref)
         return td__null(__func__);
-    struct td__agent *agent = td__rref_enter(rref, __func__);
+    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
     if (!agent)
         return NULL;
     td_value *value = NULL;
@@ -159,7 +158,7 @@ td_value *td_rref_local_value(td_rref *rref)
 /* ---- Methods --------------------------------------------------------------------------------- */
 
 /* td.method(id: int, method: text, args: list, kwargs: map). */
-static td_value *serve_method(td_call *call, td_value *const *args, int count)
+static td_value *serve_method(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)count;
     td_future *future = td__rref_wait_for(call->agent, (uint64_t)args[0]->integer);
@@ -185,7 +184,7 @@ static td_value *pack_method(td_rref *rref, const char *method, td_value *args,
     return TD_ARGS((int64_t)td__rref_id(rref), method, args, named);
 }
 
-static td_future *start_method(struct td__agent *agent, const char *call, td_rref *rref,
+static td_future *start_method(struct td__rpc_agent *agent, const char *call, td_rref *rref,
                                const char *method, td_value *args,
                                const td_rpc_call_options *options)
 {
@@ -196,9 +195,9 @@ static td_future *start_method(struct td__agent *agent, const char *call, td_rre
         return NULL;
     TD_SCOPE;
     td_value *packed = pack_method(rref, method, args, &all);
-    return packed ? td__call_start(agent, call, td__rref_owner_rank(rref), "td.method", packed,
-                                   &all)
-                  : NULL;
+    return packed
+               ? td__call_start(agent, call, td__rref_owner_rank(rref), "td.method", packed, &all)
+               : NULL;
 }
 
 td_future *td_rref_async(td_rref *rref, const char *method, td_value *args,
@@ -206,7 +205,7 @@ td_future *td_rref_async(td_rref *rref, const char *method, td_value *args,
 {
     if (!rref)
         return td__null(__func__);
-    struct td__agent *agent = td__rref_enter(rref, __func__);
+    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
     td_future *future = agent ? start_method(agent, __func__, rref, method, args, options) : NULL;
     td__agent_leave(agent);
     return td__future_adopt(future);
@@ -217,7 +216,7 @@ td_value *td_rref_sync(td_rref *rref, const char *method, td_value *args,
 {
     if (!rref)
         return td__null(__func__);
-    struct td__agent *agent = td__rref_enter(rref, __func__);
+    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
     td_future *future = agent ? start_method(agent, __func__, rref, method, args, options) : NULL;
     td_value *value = future ? td_future_wait(future, 0) : NULL;
     td_future_release(future);
@@ -231,7 +230,7 @@ td_rref *td_rref_remote(td_rref *rref, const char *method, td_value *args,
     td_rpc_call_options all = options ? *options : (td_rpc_call_options){0};
     if (!rref || !method || !args)
         return td__null(__func__);
-    struct td__agent *agent = td__rref_enter(rref, __func__);
+    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
     if (!agent)
         return NULL;
     td_rref *result = NULL;

@@ -1,39 +1,39 @@
 /* Calls to this worker: from the message to the answer. */
 #include "base/fail.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include <tandem/rpc.h>
 
 #include <stdlib.h>
 #include <string.h>
 
-_Thread_local struct td_call *td__current_call;
+_Thread_local struct td_rpc_call *td__current_call;
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-void *td_call_arg(const td_call *call)
+void *td_rpc_call_arg(const td_rpc_call *call)
 {
     return call && call->entry ? call->entry->arg : NULL;
 }
 
-void *td_call_self(const td_call *call)
+void *td_rpc_call_self(const td_rpc_call *call)
 {
     return call ? call->self : NULL;
 }
 
-const char *td_call_from(const td_call *call)
+const char *td_rpc_call_from(const td_rpc_call *call)
 {
     return call ? td__worker_name_of(call->agent, call->from) : NULL;
 }
 
-bool td_call_is_cancelled(const td_call *call)
+bool td_rpc_call_is_cancelled(const td_rpc_call *call)
 {
     return call && (atomic_load(&call->cancelled) || td__deadline_passed(call->deadline));
 }
 
-static void free_call(struct td_call *call)
+static void free_call(struct td_rpc_call *call)
 {
-    struct td__agent *agent = call->agent;
+    struct td__rpc_agent *agent = call->agent;
     pthread_mutex_lock(&agent->run_lock);
     if (call->later)
         call->later->earlier = call->earlier;
@@ -49,9 +49,9 @@ static void free_call(struct td_call *call)
     free(call);
 }
 
-void td__serve(struct td__agent *agent, struct td__incoming *incoming)
+void td__serve(struct td__rpc_agent *agent, struct td__incoming *incoming)
 {
-    struct td_call *call = calloc(1, sizeof *call);
+    struct td_rpc_call *call = calloc(1, sizeof *call);
     if (!call) {
         td__incoming_free(incoming); /* the caller's timeout ends its call */
         return;
@@ -77,9 +77,9 @@ void td__serve(struct td__agent *agent, struct td__incoming *incoming)
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-static void answer_error(struct td_call *call, td_status status, const char *text)
+static void answer_error(struct td_rpc_call *call, td_status status, const char *text)
 {
-    struct td__agent *agent = call->agent;
+    struct td__rpc_agent *agent = call->agent;
     struct td__message_header header = {.kind = TD__MESSAGE_ERROR, .id = call->id};
     struct td__message *message = td__message_create(agent, call->from, false);
     if (!message)
@@ -92,9 +92,9 @@ static void answer_error(struct td_call *call, td_status status, const char *tex
         td__agent_send(agent, call->from, message);
 }
 
-static td_status answer_value(struct td_call *call, td_value *value)
+static td_status answer_value(struct td_rpc_call *call, td_value *value)
 {
-    struct td__agent *agent = call->agent;
+    struct td__rpc_agent *agent = call->agent;
     struct td__message_header header = {
         .kind = TD__MESSAGE_REPLY, .id = call->id, .context = call->context};
     bool lend = call->from != agent->rank && !call->copy && td__worker_is_near(agent, call->from);
@@ -110,7 +110,7 @@ static td_status answer_value(struct td_call *call, td_value *value)
 }
 
 /* Answers with the value, or with the last error. */
-static void answer(struct td_call *call, td_value *value)
+static void answer(struct td_rpc_call *call, td_value *value)
 {
     if (!value || answer_value(call, value))
         answer_error(call, td__error_status(), td__error_text());
@@ -118,7 +118,7 @@ static void answer(struct td_call *call, td_value *value)
 
 static void answer_later(td_future *done, void *arg)
 {
-    struct td_call *call = arg;
+    struct td_rpc_call *call = arg;
     td_value *value = td__future_value(done);
     answer(call, value);
     td_value_release(value);
@@ -147,7 +147,7 @@ static td_status read_request(struct td__incoming *incoming, struct td__span *fu
 }
 
 /* Whether the call can be served at all. */
-static td_status check_call(const struct td_call *call)
+static td_status check_call(const struct td_rpc_call *call)
 {
     const struct td__incoming *incoming = call->incoming;
     if (incoming->status)
@@ -158,8 +158,8 @@ static td_status check_call(const struct td_call *call)
 }
 
 /* Calls `entry`, of which `self` is the object; the result belongs to the scope. */
-static td_value *call_function(struct td_call *call, struct td__function_entry *entry, void *self,
-                               td_value *args, td_value *kwargs)
+static td_value *call_function(struct td_rpc_call *call, struct td__function_entry *entry,
+                               void *self, td_value *args, td_value *kwargs)
 {
     td_value **bound;
     int count;
@@ -189,7 +189,7 @@ static struct td__function_entry *find_function(const char *name, size_t size)
     return entry;
 }
 
-td_value *td__serve_call(td_call *call, const char *function, td_value *args, td_value *kwargs)
+td_value *td__serve_call(td_rpc_call *call, const char *function, td_value *args, td_value *kwargs)
 {
     struct td__function_entry *entry = find_function(function, strlen(function));
     td_value *result = entry ? call_function(call, entry, NULL, args, kwargs) : NULL;
@@ -197,7 +197,7 @@ td_value *td__serve_call(td_call *call, const char *function, td_value *args, td
     return result;
 }
 
-td_value *td__serve_method(td_call *call, td_value *self, const char *method, td_value *args,
+td_value *td__serve_method(td_rpc_call *call, td_value *self, const char *method, td_value *args,
                            td_value *kwargs)
 {
     struct td__function_entry *entry = td__method_find(self->object_class, method);
@@ -208,18 +208,19 @@ td_value *td__serve_method(td_call *call, td_value *self, const char *method, td
     return NULL;
 }
 
-void td__serve_run(struct td_call *call)
+void td__serve_run(struct td_rpc_call *call)
 {
-    struct td_call *above = td__current_call;
+    struct td_rpc_call *above = td__current_call;
     struct td__span function = {0};
     td_value *args = NULL, *kwargs = NULL;
     bool later = false;
     td__current_call = call;
-    if (!td_call_is_cancelled(call)) {
+    if (!td_rpc_call_is_cancelled(call)) {
         TD_SCOPE;
         bool valid = !check_call(call) && !read_request(call->incoming, &function, &args, &kwargs);
         call->entry = valid ? find_function(function.data, function.size) : NULL;
-        td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs) : NULL;
+        td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs)
+                                       : NULL;
         if (result && result->kind == TD_VALUE_FUTURE) {
             pthread_mutex_lock(&call->agent->run_lock);
             call->later_result = td_future_retain(result->future);
@@ -245,7 +246,7 @@ void td__serve_run(struct td_call *call)
 /* ---- Cancelling ------------------------------------------------------------------------------ */
 
 /* Of calls that answer later, the futures are cancelled, without the lock: a callback may free the call. */
-static void cancel(struct td__agent *agent, int from, uint64_t id, bool all)
+static void cancel(struct td__rpc_agent *agent, int from, uint64_t id, bool all)
 {
     enum { AT_ONCE = 16 };
     td_future *futures[AT_ONCE];
@@ -253,7 +254,8 @@ static void cancel(struct td__agent *agent, int from, uint64_t id, bool all)
     do {
         count = 0;
         pthread_mutex_lock(&agent->run_lock);
-        for (struct td_call *call = agent->active; call && count < AT_ONCE; call = call->later) {
+        for (struct td_rpc_call *call = agent->active; call && count < AT_ONCE;
+             call = call->later) {
             if (call->from != from || (!all && call->id != id) || atomic_load(&call->cancelled))
                 continue;
             atomic_store(&call->cancelled, true);
@@ -268,12 +270,12 @@ static void cancel(struct td__agent *agent, int from, uint64_t id, bool all)
     } while (count == AT_ONCE);
 }
 
-void td__serve_cancel(struct td__agent *agent, int from, uint64_t id)
+void td__serve_cancel(struct td__rpc_agent *agent, int from, uint64_t id)
 {
     cancel(agent, from, id, false);
 }
 
-void td__serve_lost(struct td__agent *agent, int from)
+void td__serve_lost(struct td__rpc_agent *agent, int from)
 {
     cancel(agent, from, 0, true);
 }

@@ -2,7 +2,7 @@
 #include "rpc/signature.h"
 
 #include "base/fail.h"
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 #include "tensor/tensor_internal.h"
 
 #include <tandem/rpc.h>
@@ -269,8 +269,8 @@ static bool nest(td_value *parent, const td_value *value)
 td_value *td_value_list(td_value *const *values, int64_t count)
 {
     if (count < 0 || (count && !values)) {
-        td_fail(TD_ERR_INVALID, "td_value_list: %s", count < 0 ? "the count is negative"
-                                                               : "the values are NULL");
+        td_fail(TD_ERR_INVALID, "td_value_list: %s",
+                count < 0 ? "the count is negative" : "the values are NULL");
         return NULL;
     }
     for (int64_t i = 0; i < count; i++)
@@ -365,10 +365,10 @@ td_value_kind td_value_kind_of(const td_value *value)
 const char *td_value_kind_name(td_value_kind kind)
 {
     static const char *const names[] = {
-        [TD_VALUE_NIL] = "nil",       [TD_VALUE_BOOL] = "bool",     [TD_VALUE_INT] = "int",
-        [TD_VALUE_FLOAT] = "float",   [TD_VALUE_TEXT] = "text",     [TD_VALUE_BYTES] = "bytes",
-        [TD_VALUE_LIST] = "list",     [TD_VALUE_MAP] = "map",       [TD_VALUE_TENSOR] = "tensor",
-        [TD_VALUE_MODULE] = "module", [TD_VALUE_RREF] = "rref",     [TD_VALUE_FUTURE] = "future",
+        [TD_VALUE_NIL] = "nil",       [TD_VALUE_BOOL] = "bool", [TD_VALUE_INT] = "int",
+        [TD_VALUE_FLOAT] = "float",   [TD_VALUE_TEXT] = "text", [TD_VALUE_BYTES] = "bytes",
+        [TD_VALUE_LIST] = "list",     [TD_VALUE_MAP] = "map",   [TD_VALUE_TENSOR] = "tensor",
+        [TD_VALUE_MODULE] = "module", [TD_VALUE_RREF] = "rref", [TD_VALUE_FUTURE] = "future",
         [TD_VALUE_OBJECT] = "object",
     };
     return (size_t)kind < sizeof names / sizeof names[0] ? names[kind] : "unknown";

@@ -22,7 +22,7 @@ struct td_value {
             td_value **items;
             char **keys; /* of a map: owned, in order of insertion */
             int64_t count, capacity;
-            int depth;                     /* 1 if no element is a list or map */
+            int depth;                    /* 1 if no element is a list or map */
             td_value *few[TD__VALUE_FEW]; /* the items of a short list */
         };
         td_tensor *tensor;

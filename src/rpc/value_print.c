@@ -1,7 +1,7 @@
 /* Values as text for people. */
 #include "base/buffer.h"
 #include "base/fail.h"
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 #include "rpc/value_internal.h"
 #include "tensor/tensor_internal.h"
 

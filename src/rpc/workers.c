@@ -8,7 +8,7 @@
 #include "base/fail.h"
 #include "os/socket.h"
 #include "peer/wait_event.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 #include "rpc/lease.h"
 #include "rpc/rref.h"
 #include "store/store_ops.h"
@@ -29,13 +29,14 @@ enum {
 
 /* ---- Joining --------------------------------------------------------------------------------- */
 
-static void put_card(struct td__agent *agent, struct td__buffer *card)
+static void put_card(struct td__rpc_agent *agent, struct td__buffer *card)
 {
     td__buffer_put_string(card, agent->name, strlen(agent->name));
     td__endpoint_card(agent->endpoint, card);
 }
 
-static td_status add_worker(struct td__agent *agent, int rank, const td_bytes *bytes, td_bytes *card)
+static td_status add_worker(struct td__rpc_agent *agent, int rank, const td_bytes *bytes,
+                            td_bytes *card)
 {
     struct td__reader reader = td__reader_of(bytes->data, bytes->size);
     struct td__span name = td__reader_string(&reader, TD_RPC_MAX_NAME);
@@ -62,7 +63,7 @@ static td_status add_worker(struct td__agent *agent, int rank, const td_bytes *b
     return td__map_insert(&agent->names, &worker->by_name) ? TD_OK : td__fail_nomem("rpc");
 }
 
-static void name_missing(struct td__agent *agent, int64_t epoch)
+static void name_missing(struct td__rpc_agent *agent, int64_t epoch)
 {
     char missing[256] = "", key[KEY];
     size_t length = 0;
@@ -84,7 +85,7 @@ static void name_missing(struct td__agent *agent, int64_t epoch)
                 count > 1 ? "they have" : "it has", count > 1 ? "have" : "has");
 }
 
-static td_status exchange_cards(struct td__agent *agent, td_bytes *values)
+static td_status exchange_cards(struct td__rpc_agent *agent, td_bytes *values)
 {
     int64_t epoch;
     char key[KEY];
@@ -114,7 +115,7 @@ static td_status exchange_cards(struct td__agent *agent, td_bytes *values)
     return status;
 }
 
-static td_status add_all(struct td__agent *agent, const td_bytes *values)
+static td_status add_all(struct td__rpc_agent *agent, const td_bytes *values)
 {
     td_status status = TD_OK;
     int near = 0;
@@ -135,14 +136,14 @@ static td_status add_all(struct td__agent *agent, const td_bytes *values)
 /* On any thread, with the lock of the endpoint held. */
 static void on_presence(void *arg)
 {
-    struct td__agent *agent = arg;
+    struct td__rpc_agent *agent = arg;
     atomic_store(&agent->presence_changed, true);
     td__io_wake(agent);
 }
 
 static void on_link(void *arg, int rank, int fd);
 
-td_status td__workers_join(struct td__agent *agent)
+td_status td__workers_join(struct td__rpc_agent *agent)
 {
     char host[64];
     const char *transport = getenv("TANDEM_TRANSPORT");
@@ -172,7 +173,7 @@ td_status td__workers_join(struct td__agent *agent)
     return TD_OK;
 }
 
-void td__workers_free(struct td__agent *agent)
+void td__workers_free(struct td__rpc_agent *agent)
 {
     if (agent->waiter.wake) {
         td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, NULL, NULL);
@@ -197,7 +198,7 @@ void td__workers_free(struct td__agent *agent)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-int td__worker_rank(struct td__agent *agent, const char *name)
+int td__worker_rank(struct td__rpc_agent *agent, const char *name)
 {
     if (!name) {
         td__fail_null("rpc");
@@ -210,12 +211,12 @@ int td__worker_rank(struct td__agent *agent, const char *name)
     return -1;
 }
 
-const char *td__worker_name_of(struct td__agent *agent, int rank)
+const char *td__worker_name_of(struct td__rpc_agent *agent, int rank)
 {
     return agent->workers[rank]->name;
 }
 
-bool td__worker_is_near(struct td__agent *agent, int rank)
+bool td__worker_is_near(struct td__rpc_agent *agent, int rank)
 {
     return td__endpoint_host(agent->endpoint, rank) ==
            td__endpoint_host(agent->endpoint, agent->rank);
@@ -225,7 +226,7 @@ td_status td_worker_find(const char *name, td_worker_info *info)
 {
     if (!info)
         return td__fail_null(__func__);
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent)
         return TD_ERR_STATE;
     int rank = name ? td__worker_rank(agent, name) : agent->rank;
@@ -239,7 +240,7 @@ td_status td_worker_find(const char *name, td_worker_info *info)
 
 const char *td_worker_name(int rank)
 {
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent)
         return NULL;
     const char *name = rank >= 0 && rank < agent->size ? td__worker_name_of(agent, rank) : NULL;
@@ -253,7 +254,7 @@ const char *td_worker_name(int rank)
 /* ---- Links ----------------------------------------------------------------------------------- */
 
 /* Fails all that waits for a worker. `gone`: it will not come back. */
-static void lose(struct td__agent *agent, int rank, bool gone, const char *why)
+static void lose(struct td__rpc_agent *agent, int rank, bool gone, const char *why)
 {
     struct td__rpc_worker *worker = agent->workers[rank];
     char text[300];
@@ -281,9 +282,10 @@ static void lose(struct td__agent *agent, int rank, bool gone, const char *why)
 }
 
 /* Work of the agent's own, on one of its threads. */
-static bool start_task(struct td__agent *agent, int rank, int fd, void (*task)(struct td_call *task))
+static bool start_task(struct td__rpc_agent *agent, int rank, int fd,
+                       void (*task)(struct td_rpc_call *task))
 {
-    struct td_call *call = calloc(1, sizeof *call);
+    struct td_rpc_call *call = calloc(1, sizeof *call);
     if (!call)
         return false;
     call->agent = agent;
@@ -295,9 +297,9 @@ static bool start_task(struct td__agent *agent, int rank, int fd, void (*task)(s
     return true;
 }
 
-static void run_connect(struct td_call *task)
+static void run_connect(struct td_rpc_call *task)
 {
-    struct td__agent *agent = task->agent;
+    struct td__rpc_agent *agent = task->agent;
     td__deadline deadline = td__deadline_in_ms(HANDSHAKE_MS);
     int fd, rank = task->from;
     td_status status = td__endpoint_connect(agent->endpoint, rank, LINKS, TD__CHANNEL_RPC, deadline,
@@ -315,13 +317,13 @@ static void run_connect(struct td_call *task)
     free(task);
 }
 
-void td__workers_connect(struct td__agent *agent, int rank)
+void td__workers_connect(struct td__rpc_agent *agent, int rank)
 {
     if (!start_task(agent, rank, -1, run_connect))
         lose(agent, rank, false, "cannot be reached: out of memory");
 }
 
-static void run_accept(struct td_call *task)
+static void run_accept(struct td_rpc_call *task)
 {
     if (td__link_accept(task->agent, task->from, task->fd, td__deadline_in_ms(HANDSHAKE_MS)))
         td_log(TD_LOG_DEBUG, "rpc: a link of worker \"%s\" was not opened: %s",
@@ -337,7 +339,7 @@ static void on_link(void *arg, int rank, int fd)
 
 void td__workers_add_link(struct td__rpc_link *link)
 {
-    struct td__agent *agent = link->agent;
+    struct td__rpc_agent *agent = link->agent;
     struct td__rpc_worker *worker = agent->workers[link->rank];
     td__endpoint_watch(agent->endpoint, link->rank);
     if (link->local)
@@ -362,9 +364,9 @@ void td__workers_add_link(struct td__rpc_link *link)
     td__link_release(use);
 }
 
-static void run_lost(struct td_call *task)
+static void run_lost(struct td_rpc_call *task)
 {
-    struct td__agent *agent = task->agent;
+    struct td__rpc_agent *agent = task->agent;
     const char *reason = td__endpoint_find_out(agent->endpoint, task->from,
                                                td__deadline_in_ms(FIND_OUT_MS));
     lose(agent, task->from, reason != NULL, reason ? reason : "has closed the connection");
@@ -373,7 +375,7 @@ static void run_lost(struct td_call *task)
 
 void td__agent_link_ended(struct td__rpc_link *link)
 {
-    struct td__agent *agent = link->agent;
+    struct td__rpc_agent *agent = link->agent;
     struct td__rpc_worker *worker = agent->workers[link->rank];
     pthread_mutex_lock(&agent->lock);
     bool used = worker->link == link;
@@ -393,7 +395,7 @@ void td__agent_link_ended(struct td__rpc_link *link)
 }
 
 /* The failure detector knows of a worker that has ended or left, or that is cut off. */
-void td__workers_check(struct td__agent *agent)
+void td__workers_check(struct td__rpc_agent *agent)
 {
     for (int r = 0; r < agent->size; r++) {
         struct td__rpc_worker *worker = agent->workers[r];
@@ -409,7 +411,7 @@ void td__workers_check(struct td__agent *agent)
 /* ---- Leaving --------------------------------------------------------------------------------- */
 
 /* Waits for the `idle` keys of all other workers that are present; -1 at the deadline, or the sum of their values. */
-static td_status await_round(struct td__agent *agent, int round, td__deadline deadline,
+static td_status await_round(struct td__rpc_agent *agent, int round, td__deadline deadline,
                              uint64_t *activity)
 {
     *activity = 0;
@@ -422,9 +424,10 @@ static td_status await_round(struct td__agent *agent, int round, td__deadline de
             if (r != agent->rank && td__endpoint_presence(agent->endpoint, r) != TD__PRESENT)
                 break;
             if (td__deadline_passed(deadline))
-                return td_fail(TD_ERR_TIMEOUT,
-                               "td_rpc_shutdown: worker \"%s\" still has work, or has not called it",
-                               td__worker_name_of(agent, r));
+                return td_fail(
+                    TD_ERR_TIMEOUT,
+                    "td_rpc_shutdown: worker \"%s\" still has work, or has not called it",
+                    td__worker_name_of(agent, r));
         }
         if (status && status != TD_ERR_TIMEOUT)
             return status;
@@ -437,8 +440,8 @@ static td_status await_round(struct td__agent *agent, int round, td__deadline de
 
 /* All have left their work behind when each had none in two rounds, and no call was made in between: then there was a
  * moment between the rounds at which none was under way. */
-td_status td__workers_leave(struct td__agent *agent,
-                            bool (*await_idle)(struct td__agent *agent, td__deadline deadline),
+td_status td__workers_leave(struct td__rpc_agent *agent,
+                            bool (*await_idle)(struct td__rpc_agent *agent, td__deadline deadline),
                             td__deadline deadline)
 {
     uint64_t before = UINT64_MAX;
@@ -460,7 +463,7 @@ td_status td__workers_leave(struct td__agent *agent,
     }
 }
 
-void td__workers_say_goodbye(struct td__agent *agent)
+void td__workers_say_goodbye(struct td__rpc_agent *agent)
 {
     for (int r = 0; r < agent->size; r++) {
         struct td__message_header header = {.kind = TD__MESSAGE_LEAVE};

@@ -1,17 +1,17 @@
 /* The agent: the worker of this process, its links to other workers, and the threads that serve calls.
  *
- *     agent.c       initialization and shutdown
+ *    rpc_agent.c     initialization and shutdown
  *     workers.c     the other workers: names, ranks, connecting
  *     link.c        a link to one of them: a socket, and rings in shared memory on one host
  *     io.c          which thread reads the links, and which runs functions
- *     calls.c       calls that this worker has made and that are not complete
+ *     rpc_calls.c       calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
  *     lease.c       tensors that are lent and borrowed
  *     rref.c        remote references
  *
  * Locks, in this order: lock, calls_lock, run_lock, a link's write_lock, a future's lock. */
-#ifndef TD_RPC_AGENT_H
-#define TD_RPC_AGENT_H
+#ifndef TD_RPC_RPC_AGENT_H
+#define TD_RPC_RPC_AGENT_H
 
 #include "base/map.h"
 #include "base/thread.h"
@@ -19,7 +19,7 @@
 #include "peer/endpoint.h"
 #include "rpc/byte_ring.h"
 #include "rpc/message.h"
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 
 #include <stdatomic.h>
 
@@ -33,7 +33,7 @@ struct td__rpc_control {
 
 struct td__rpc_link {
     struct td__rpc_link *next; /* in agent->new_links */
-    struct td__agent *agent;
+    struct td__rpc_agent *agent;
     int rank;   /* of the worker at the other end */
     int fd;     /* carries the messages; if there are rings, the bytes that wake the agent */
     bool local; /* there are rings */
@@ -73,8 +73,8 @@ bool td__link_read(struct td__rpc_link *link);
 bool td__link_drain(struct td__rpc_link *link);
 
 /** The two sides of the handshake on a new connection `fd`, which they own. */
-td_status td__link_open(struct td__agent *agent, int rank, int fd, td__deadline deadline);
-td_status td__link_accept(struct td__agent *agent, int rank, int fd, td__deadline deadline);
+td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline);
+td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline);
 
 void td__link_retain(struct td__rpc_link *link);
 void td__link_release(struct td__rpc_link *link);
@@ -112,10 +112,10 @@ struct td__pending {
 };
 
 /** A call to this worker. */
-struct td_call {
-    struct td_call *next;               /* in the run queue */
-    struct td_call *later, *earlier;    /* in the list of all */
-    struct td__agent *agent;
+struct td_rpc_call {
+    struct td_rpc_call *next;            /* in the run queue */
+    struct td_rpc_call *later, *earlier; /* in the list of all */
+    struct td__rpc_agent *agent;
     struct td__incoming *incoming;
     struct td__function_entry *entry;
     void *self;
@@ -125,11 +125,11 @@ struct td_call {
     td__deadline deadline;
     atomic_bool cancelled;
     td_future *later_result;
-    void (*task)(struct td_call *task); /* instead of a call: work of the agent's own */
-    int fd;                             /* of a task */
+    void (*task)(struct td_rpc_call *task); /* instead of a call: work of the agent's own */
+    int fd;                                 /* of a task */
 };
 
-struct td__agent {
+struct td__rpc_agent {
     char name[TD_RPC_MAX_NAME + 1];
     int rank, size;
     int64_t epoch;       /* how often this rank has become a worker */
@@ -142,7 +142,7 @@ struct td__agent {
     struct td__endpoint *endpoint;
     struct td__endpoint_waiter waiter;
 
-    pthread_mutex_t lock; /* workers */
+    pthread_mutex_t lock;            /* workers */
     struct td__rpc_worker **workers; /* by rank */
     struct td__map names;
 
@@ -162,7 +162,7 @@ struct td__agent {
     uint64_t id_count, id_capacity;
     bool oversubscribed;
     atomic_bool presence_changed;
-    atomic_int pollers; /* threads that wait for a future, and poll */
+    atomic_int pollers;            /* threads that wait for a future, and poll */
     _Atomic int64_t running_since; /* since when the leading thread has run one function */
     atomic_uint seen_leads;        /* `leads` at the last tick */
     atomic_bool ticking;           /* `timer` is set for the next tick */
@@ -170,21 +170,21 @@ struct td__agent {
     /* Threads and calls to this worker (io.c, serve.c). */
     pthread_mutex_t run_lock;
     pthread_cond_t run_idle; /* broadcast when a call ends or a thread does */
-    struct td_call *queue, **queue_last;
-    struct td_call *active;
+    struct td_rpc_call *queue, **queue_last;
+    struct td_rpc_call *active;
     atomic_int queued;
     int running, waiting, thread_count; /* threads that run functions, that wait in one, and all */
     atomic_int sleeping;
     atomic_bool stopping;
     pthread_t *all_threads; /* thread_count of them */
 
-    /* Calls of this worker (calls.c). */
+    /* Calls of this worker (rpc_calls.c). */
     pthread_mutex_t calls_lock;
     struct td__pending **pending; /* in chunks */
     uint32_t pending_capacity, first_free;
     int pending_count;
     td__deadline next_deadline;
-    bool closed;           /* no new calls */
+    bool closed;            /* no new calls */
     atomic_ullong activity; /* counts the calls of this worker, and those to it */
 
     /* References (rref.c). */
@@ -195,21 +195,21 @@ struct td__agent {
     atomic_ullong last_id;        /* of references and forks that this worker has made */
 
     pthread_mutex_t lease_lock;
-    struct td__map leases;           /* tensors that are lent … */
+    struct td__map leases;         /* tensors that are lent … */
     struct td__borrowed *borrowed; /* … and borrowed */
     uint64_t last_lease;
 };
 
 /** The agent of this process, which stays until td__agent_leave(); NULL, with the last error set, if there is none. */
-struct td__agent *td__agent_enter(const char *call);
+struct td__rpc_agent *td__agent_enter(const char *call);
 
 /** The same without an error. */
-struct td__agent *td__agent_hold(void);
-void td__agent_leave(struct td__agent *agent);
+struct td__rpc_agent *td__agent_hold(void);
+void td__agent_leave(struct td__rpc_agent *agent);
 
 /** Sends a message to a worker, which it owns; opens a link if there is none. Failures of a request come to its
  *  future. */
-td_status td__agent_send(struct td__agent *agent, int rank, struct td__message *message);
+td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message);
 
 /** A message has arrived; owns it. On the thread that leads. */
 void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming);
@@ -220,112 +220,112 @@ void td__agent_link_ended(struct td__rpc_link *link);
 /* ---- workers.c ------------------------------------------------------------------------------- */
 
 /** Publishes this worker, and waits for all others. */
-td_status td__workers_join(struct td__agent *agent);
-void td__workers_free(struct td__agent *agent);
+td_status td__workers_join(struct td__rpc_agent *agent);
+void td__workers_free(struct td__rpc_agent *agent);
 
 /** The rank of a name; -1, with the last error set, if there is none. */
-int td__worker_rank(struct td__agent *agent, const char *name);
-const char *td__worker_name_of(struct td__agent *agent, int rank);
+int td__worker_rank(struct td__rpc_agent *agent, const char *name);
+const char *td__worker_name_of(struct td__rpc_agent *agent, int rank);
 /** Whether it is on this host. */
-bool td__worker_is_near(struct td__agent *agent, int rank);
+bool td__worker_is_near(struct td__rpc_agent *agent, int rank);
 
 /** Opens a link to a worker, on another thread; messages wait for it. */
-void td__workers_connect(struct td__agent *agent, int rank);
+void td__workers_connect(struct td__rpc_agent *agent, int rank);
 
 /** Waits until no worker has work left; `await_idle` waits until this one has none. */
-td_status td__workers_leave(struct td__agent *agent,
-                            bool (*await_idle)(struct td__agent *agent, td__deadline deadline),
+td_status td__workers_leave(struct td__rpc_agent *agent,
+                            bool (*await_idle)(struct td__rpc_agent *agent, td__deadline deadline),
                             td__deadline deadline);
 
 /** Tells the other workers that nothing comes any more. */
-void td__workers_say_goodbye(struct td__agent *agent);
+void td__workers_say_goodbye(struct td__rpc_agent *agent);
 
 /** A new link is ready: it is read from now on, and messages that wait for one are sent. */
 void td__workers_add_link(struct td__rpc_link *link);
 
 /** The failure detector has news. */
-void td__workers_check(struct td__agent *agent);
+void td__workers_check(struct td__rpc_agent *agent);
 
 /* ---- io.c ------------------------------------------------------------------------------------ */
 
-td_status td__io_open(struct td__agent *agent);
+td_status td__io_open(struct td__rpc_agent *agent);
 
 /** Ends all threads. */
-void td__io_stop(struct td__agent *agent);
-void td__io_close(struct td__agent *agent);
+void td__io_stop(struct td__rpc_agent *agent);
+void td__io_close(struct td__rpc_agent *agent);
 
 /** Watches a new link. */
 td_status td__io_add(struct td__rpc_link *link);
 
 /** Waits until the future is complete; false at the deadline. */
-bool td__io_wait(struct td__agent *agent, const td_future *future, td__deadline deadline);
+bool td__io_wait(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline);
 
 /** Makes a thread look at what has changed. */
-void td__io_wake(struct td__agent *agent);
+void td__io_wake(struct td__rpc_agent *agent);
 
 /** Makes a thread call td__calls_expire() then. */
-void td__io_set_deadline(struct td__agent *agent, td__deadline at);
+void td__io_set_deadline(struct td__rpc_agent *agent, td__deadline at);
 
 /** Appends to the run queue. */
-void td__io_run(struct td__agent *agent, struct td_call *call);
+void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
 
-/* ---- calls.c --------------------------------------------------------------------------------- */
+/* ---- rpc_calls.c --------------------------------------------------------------------------------- */
 
 /** Makes the entry of a call, and its future (one reference for the caller); *id is the id. */
-td_status td__call_begin(struct td__agent *agent, int to, const char *function, int64_t timeout_ms,
-                         td_future **future, uint64_t *id);
+td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *function,
+                         int64_t timeout_ms, td_future **future, uint64_t *id);
 
 /** Starts a call; NULL if it cannot be started. One reference. `call` is the name for texts. */
-td_future *td__call_start(struct td__agent *agent, const char *call, int to, const char *function,
-                          td_value *args, const td_rpc_call_options *options);
+td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
+                          const char *function, td_value *args, const td_rpc_call_options *options);
 
 /** The answer of `from`, or the failure of a call; ignored if there is no such call (any more). */
-void td__call_complete(struct td__agent *agent, int from, uint64_t id, td_value *value);
-void td__call_fail(struct td__agent *agent, int from, uint64_t id, td_status status,
+void td__call_complete(struct td__rpc_agent *agent, int from, uint64_t id, td_value *value);
+void td__call_fail(struct td__rpc_agent *agent, int from, uint64_t id, td_status status,
                    const char *text);
 
 /** Fails all calls to a worker, or (-1) all. */
-void td__calls_fail_all(struct td__agent *agent, int to, td_status status, const char *text);
+void td__calls_fail_all(struct td__rpc_agent *agent, int to, td_status status, const char *text);
 
 /** Fails calls whose time is over. */
-void td__calls_expire(struct td__agent *agent);
+void td__calls_expire(struct td__rpc_agent *agent);
 
 /** The caller does not wait any more. */
-void td__call_cancel(struct td__agent *agent, uint64_t id);
+void td__call_cancel(struct td__rpc_agent *agent, uint64_t id);
 
 /* ---- serve.c --------------------------------------------------------------------------------- */
 
 /** Queues a call to this worker; owns the message. */
-void td__serve(struct td__agent *agent, struct td__incoming *incoming);
+void td__serve(struct td__rpc_agent *agent, struct td__incoming *incoming);
 
 /** Runs a call of the queue, and frees it, unless it answers later. */
-void td__serve_run(struct td_call *call);
+void td__serve_run(struct td_rpc_call *call);
 
 /** Calls a function, or a method of an object, with arguments that are not bound yet, in the place of `call`. The result
  *  belongs to the scope; NULL on failure. */
-td_value *td__serve_call(td_call *call, const char *function, td_value *args, td_value *kwargs);
-td_value *td__serve_method(td_call *call, td_value *self, const char *method, td_value *args,
+td_value *td__serve_call(td_rpc_call *call, const char *function, td_value *args, td_value *kwargs);
+td_value *td__serve_method(td_rpc_call *call, td_value *self, const char *method, td_value *args,
                            td_value *kwargs);
 
 /** The same for the methods of modules; module_methods.c. */
-td_value *td__module_method(td_call *call, td_module *module, const char *method, td_value *args,
-                            td_value *kwargs);
+td_value *td__module_method(td_rpc_call *call, td_module *module, const char *method,
+                            td_value *args, td_value *kwargs);
 
-void td__serve_cancel(struct td__agent *agent, int from, uint64_t id);
+void td__serve_cancel(struct td__rpc_agent *agent, int from, uint64_t id);
 
 /** Cancels all calls of a worker that has gone. */
-void td__serve_lost(struct td__agent *agent, int from);
+void td__serve_lost(struct td__rpc_agent *agent, int from);
 
 /** The call that this thread serves; NULL: none. */
-extern _Thread_local struct td_call *td__current_call;
+extern _Thread_local struct td_rpc_call *td__current_call;
 
 /* ---- future.c -------------------------------------------------------------------------------- */
 
 /** A future of a call; one reference. */
-td_future *td__future_create(struct td__agent *agent, uint64_t id, td__deadline deadline);
+td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline);
 td_future *td__future_adopt(td_future *future);
 bool td__future_is_complete(const td_future *future);
 /** Completes it, unless it is complete: with a value (retained), or a failure. */
@@ -342,7 +342,8 @@ td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future
 
 /* ---- rref.c ---------------------------------------------------------------------------------- */
 
-td_status td__rref_put(struct td__agent *agent, int to, td_rref *rref, struct td__buffer *bytes);
-td_rref *td__rref_get(struct td__agent *agent, int from, const void *bytes, size_t size);
+td_status td__rref_put(struct td__rpc_agent *agent, int to, td_rref *rref,
+                       struct td__buffer *bytes);
+td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const void *bytes, size_t size);
 
 #endif

@@ -1,7 +1,7 @@
 /* Calls of this worker: a table of those that are not complete. */
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +11,12 @@ enum { CHUNK = 256, NONE = UINT32_MAX };
 
 /* ---- The table (with calls_lock held) ---------------------------------------------------------- */
 
-static struct td__pending *entry_at(struct td__agent *agent, uint32_t index)
+static struct td__pending *entry_at(struct td__rpc_agent *agent, uint32_t index)
 {
     return &agent->pending[index / CHUNK][index % CHUNK];
 }
 
-static bool grow(struct td__agent *agent)
+static bool grow(struct td__rpc_agent *agent)
 {
     uint32_t chunks = agent->pending_capacity / CHUNK;
     struct td__pending **pending = realloc(agent->pending, sizeof *pending * (chunks + 1));
@@ -33,7 +33,7 @@ static bool grow(struct td__agent *agent)
     return true;
 }
 
-static struct td__pending *find(struct td__agent *agent, uint64_t id)
+static struct td__pending *find(struct td__rpc_agent *agent, uint64_t id)
 {
     uint32_t index = (uint32_t)id;
     if (index >= agent->pending_capacity)
@@ -43,7 +43,7 @@ static struct td__pending *find(struct td__agent *agent, uint64_t id)
 }
 
 /* Frees the entry, and returns its future with its reference. */
-static td_future *take(struct td__agent *agent, struct td__pending *entry, uint32_t index)
+static td_future *take(struct td__rpc_agent *agent, struct td__pending *entry, uint32_t index)
 {
     td_future *future = entry->future;
     entry->future = NULL;
@@ -56,8 +56,8 @@ static td_future *take(struct td__agent *agent, struct td__pending *entry, uint3
 
 /* ---- One call -------------------------------------------------------------------------------- */
 
-td_status td__call_begin(struct td__agent *agent, int to, const char *function, int64_t timeout_ms,
-                         td_future **future_out, uint64_t *id)
+td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *function,
+                         int64_t timeout_ms, td_future **future_out, uint64_t *id)
 {
     td__deadline deadline = td__deadline_in_ms(timeout_ms);
     pthread_mutex_lock(&agent->calls_lock);
@@ -95,18 +95,17 @@ td_status td__call_begin(struct td__agent *agent, int to, const char *function, 
     return status;
 }
 
-static td_future *take_call(struct td__agent *agent, int from, uint64_t id)
+static td_future *take_call(struct td__rpc_agent *agent, int from, uint64_t id)
 {
     pthread_mutex_lock(&agent->calls_lock);
     struct td__pending *entry = find(agent, id);
-    td_future *future = entry && (from < 0 || entry->to == from)
-                            ? take(agent, entry, (uint32_t)id)
-                            : NULL;
+    td_future *future = entry && (from < 0 || entry->to == from) ? take(agent, entry, (uint32_t)id)
+                                                                 : NULL;
     pthread_mutex_unlock(&agent->calls_lock);
     return future;
 }
 
-void td__call_complete(struct td__agent *agent, int from, uint64_t id, td_value *value)
+void td__call_complete(struct td__rpc_agent *agent, int from, uint64_t id, td_value *value)
 {
     td_future *future = take_call(agent, from, id);
     if (future)
@@ -114,7 +113,7 @@ void td__call_complete(struct td__agent *agent, int from, uint64_t id, td_value 
     td_future_release(future);
 }
 
-void td__call_fail(struct td__agent *agent, int from, uint64_t id, td_status status,
+void td__call_fail(struct td__rpc_agent *agent, int from, uint64_t id, td_status status,
                    const char *text)
 {
     td_future *future = take_call(agent, from, id);
@@ -123,7 +122,7 @@ void td__call_fail(struct td__agent *agent, int from, uint64_t id, td_status sta
     td_future_release(future);
 }
 
-static void send_cancel(struct td__agent *agent, int to, uint64_t id)
+static void send_cancel(struct td__rpc_agent *agent, int to, uint64_t id)
 {
     struct td__message_header header = {.kind = TD__MESSAGE_CANCEL, .id = id};
     struct td__message *message = td__message_create(agent, to, false);
@@ -133,7 +132,7 @@ static void send_cancel(struct td__agent *agent, int to, uint64_t id)
         td__message_free(message);
 }
 
-void td__call_cancel(struct td__agent *agent, uint64_t id)
+void td__call_cancel(struct td__rpc_agent *agent, uint64_t id)
 {
     int to = -1;
     pthread_mutex_lock(&agent->calls_lock);
@@ -163,21 +162,20 @@ struct failed_call {
 };
 
 /* Takes a call out of the table, to be failed without the lock. False without memory: it is failed later. */
-static bool collect(struct td__agent *agent, uint32_t index, struct failed_call **list)
+static bool collect(struct td__rpc_agent *agent, uint32_t index, struct failed_call **list)
 {
     struct td__pending *entry = entry_at(agent, index);
     struct failed_call *failed = malloc(sizeof *failed);
     if (!failed)
         return false;
-    *failed = (struct failed_call){.next = *list,
-                                   .to = entry->to,
-                                   .id = index | (uint64_t)entry->generation << 32};
+    *failed = (struct failed_call){
+        .next = *list, .to = entry->to, .id = index | (uint64_t)entry->generation << 32};
     *list = failed;
     failed->future = take(agent, entry, index);
     return true;
 }
 
-static void fail_collected(struct td__agent *agent, struct failed_call *list, bool cancel)
+static void fail_collected(struct td__rpc_agent *agent, struct failed_call *list, bool cancel)
 {
     for (struct failed_call *next; list; list = next) {
         next = list->next;
@@ -189,7 +187,7 @@ static void fail_collected(struct td__agent *agent, struct failed_call *list, bo
     }
 }
 
-void td__calls_fail_all(struct td__agent *agent, int to, td_status status, const char *text)
+void td__calls_fail_all(struct td__rpc_agent *agent, int to, td_status status, const char *text)
 {
     struct failed_call *list = NULL;
     pthread_mutex_lock(&agent->calls_lock);
@@ -209,7 +207,7 @@ void td__calls_fail_all(struct td__agent *agent, int to, td_status status, const
     fail_collected(agent, list, false);
 }
 
-void td__calls_expire(struct td__agent *agent)
+void td__calls_expire(struct td__rpc_agent *agent)
 {
     struct failed_call *list = NULL;
     int64_t now = td__now_ns();
@@ -277,8 +275,8 @@ static td_status put_call(struct td__message *message, const char *function, con
     return kwargs ? td__message_put(message, kwargs) : TD_OK;
 }
 
-td_future *td__call_start(struct td__agent *agent, const char *call, int to, const char *function,
-                          td_value *args, const td_rpc_call_options *options)
+td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
+                          const char *function, td_value *args, const td_rpc_call_options *options)
 {
     td_rpc_call_options none = {0};
     td_future *future = NULL;
@@ -313,7 +311,7 @@ td_future *td__call_start(struct td__agent *agent, const char *call, int to, con
 td_future *td_rpc_async(const char *to, const char *function, td_value *args,
                         const td_rpc_call_options *options)
 {
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent)
         return NULL;
     int rank = td__worker_rank(agent, to);
@@ -326,7 +324,7 @@ td_future *td_rpc_async(const char *to, const char *function, td_value *args,
 td_value *td_rpc_sync(const char *to, const char *function, td_value *args,
                       const td_rpc_call_options *options)
 {
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent)
         return NULL;
     int rank = td__worker_rank(agent, to);

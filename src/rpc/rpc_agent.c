@@ -1,5 +1,5 @@
 /* The agent of this process: beginning, messages, end. */
-#include "rpc/agent.h"
+#include "rpc/rpc_agent.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -17,29 +17,30 @@ enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096 };
 
 /* ---- The process's agent ---------------------------------------------------------------------- */
 
-static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER; /* held by td_init_rpc() and td_rpc_shutdown() */
-static _Atomic(struct td__agent *) current;
+static pthread_mutex_t life =
+    PTHREAD_MUTEX_INITIALIZER; /* held by td_init_rpc() and td_rpc_shutdown() */
+static _Atomic(struct td__rpc_agent *) current;
 static atomic_int inside; /* threads that use the agent */
 
-struct td__agent *td__agent_hold(void)
+struct td__rpc_agent *td__agent_hold(void)
 {
     atomic_fetch_add(&inside, 1);
-    struct td__agent *agent = atomic_load(&current);
+    struct td__rpc_agent *agent = atomic_load(&current);
     if (agent && agent->generation == td__fork_generation())
         return agent;
     atomic_fetch_sub(&inside, 1);
     return NULL;
 }
 
-struct td__agent *td__agent_enter(const char *call)
+struct td__rpc_agent *td__agent_enter(const char *call)
 {
-    struct td__agent *agent = td__agent_hold();
+    struct td__rpc_agent *agent = td__agent_hold();
     if (!agent)
         td_fail(TD_ERR_STATE, "%s: this process is no worker: td_init_rpc() makes it one", call);
     return agent;
 }
 
-void td__agent_leave(struct td__agent *agent)
+void td__agent_leave(struct td__rpc_agent *agent)
 {
     if (agent)
         atomic_fetch_sub(&inside, 1);
@@ -48,7 +49,7 @@ void td__agent_leave(struct td__agent *agent)
 /* ---- Messages -------------------------------------------------------------------------------- */
 
 /* A message to this worker itself. */
-static void loop_back(struct td__agent *agent, struct td__message *message)
+static void loop_back(struct td__rpc_agent *agent, struct td__message *message)
 {
     struct td__message_header header;
     struct td__incoming *incoming = NULL;
@@ -74,7 +75,7 @@ static void loop_back(struct td__agent *agent, struct td__message *message)
         td__io_wake(agent);
 }
 
-static void fail_unsent(struct td__agent *agent, int rank, struct td__message *message,
+static void fail_unsent(struct td__rpc_agent *agent, int rank, struct td__message *message,
                         td_status status, const char *text)
 {
     struct td__message_header header;
@@ -84,7 +85,7 @@ static void fail_unsent(struct td__agent *agent, int rank, struct td__message *m
         td__call_fail(agent, rank, header.id, status, text);
 }
 
-td_status td__agent_send(struct td__agent *agent, int rank, struct td__message *message)
+td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message)
 {
     if (rank == agent->rank) {
         loop_back(agent, message);
@@ -119,16 +120,16 @@ td_status td__agent_send(struct td__agent *agent, int rank, struct td__message *
     return TD_OK;
 }
 
-static void receive_reply(struct td__agent *agent, struct td__incoming *incoming)
+static void receive_reply(struct td__rpc_agent *agent, struct td__incoming *incoming)
 {
     struct td__reader body = td__incoming_body(incoming);
     uint64_t id = incoming->header.id;
     const char *name = td__worker_name_of(agent, incoming->from);
     char text[TD__ERROR_TEXT];
     if (incoming->status || incoming->header.kind == TD__MESSAGE_REPLY) {
-        td_value *value = incoming->status ? NULL
-                                           : td__incoming_value(incoming, body.at,
-                                                                (size_t)(body.end - body.at));
+        td_value *value = incoming->status
+                              ? NULL
+                              : td__incoming_value(incoming, body.at, (size_t)(body.end - body.at));
         if (value) {
             td__call_complete(agent, incoming->from, id, value);
             td_value_release(value);
@@ -149,7 +150,7 @@ static void receive_reply(struct td__agent *agent, struct td__incoming *incoming
     td__call_fail(agent, incoming->from, id, status, text);
 }
 
-static void receive_returns(struct td__agent *agent, const struct td__incoming *incoming)
+static void receive_returns(struct td__rpc_agent *agent, const struct td__incoming *incoming)
 {
     struct td__reader body = td__incoming_body(incoming);
     while (body.at < body.end && !body.failed)
@@ -158,7 +159,7 @@ static void receive_returns(struct td__agent *agent, const struct td__incoming *
 
 void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
 {
-    struct td__agent *agent = incoming->agent;
+    struct td__rpc_agent *agent = incoming->agent;
     switch (incoming->header.kind) {
     case TD__MESSAGE_REQUEST:
         td__serve(agent, incoming);
@@ -206,7 +207,7 @@ static td_status check_options(const char *name, const td_rpc_options *options)
     return TD_OK;
 }
 
-static void destroy(struct td__agent *agent)
+static void destroy(struct td__rpc_agent *agent)
 {
     if (agent->endpoint)
         td__endpoint_stop_detector(agent->endpoint);
@@ -231,9 +232,9 @@ static void destroy(struct td__agent *agent)
     free(agent);
 }
 
-static struct td__agent *create(const char *name, const td_rpc_options *options)
+static struct td__rpc_agent *create(const char *name, const td_rpc_options *options)
 {
-    struct td__agent *agent = calloc(1, sizeof *agent);
+    struct td__rpc_agent *agent = calloc(1, sizeof *agent);
     if (!agent) {
         td__fail_nomem("rpc");
         return NULL;
@@ -258,7 +259,7 @@ static struct td__agent *create(const char *name, const td_rpc_options *options)
     return agent;
 }
 
-static td_status open_store(struct td__agent *agent, const td_rpc_options *options)
+static td_status open_store(struct td__rpc_agent *agent, const td_rpc_options *options)
 {
     td_store *store = options->store;
     if (store) {
@@ -285,7 +286,7 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
     options = options ? options : &none;
     TD_TRY(check_options(name, options));
     pthread_mutex_lock(&life);
-    struct td__agent *there = td__agent_hold(), *agent = NULL;
+    struct td__rpc_agent *there = td__agent_hold(), *agent = NULL;
     td_status status = TD_OK;
     td__agent_leave(there);
     if (there)
@@ -318,7 +319,7 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
 /* ---- End ------------------------------------------------------------------------------------- */
 
 /* Whether this worker has no calls that are not complete. */
-static bool is_idle(struct td__agent *agent)
+static bool is_idle(struct td__rpc_agent *agent)
 {
     pthread_mutex_lock(&agent->calls_lock);
     bool idle = agent->pending_count == 0;
@@ -329,7 +330,7 @@ static bool is_idle(struct td__agent *agent)
     return idle;
 }
 
-static bool await_idle(struct td__agent *agent, td__deadline deadline)
+static bool await_idle(struct td__rpc_agent *agent, td__deadline deadline)
 {
     for (int64_t pause = 10000; !is_idle(agent); pause = pause < 5000000 ? 2 * pause : pause) {
         if (td__deadline_passed(deadline))
@@ -350,7 +351,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     if (td__current_call)
         return td_fail(TD_ERR_STATE, "td_rpc_shutdown: called by a function that serves a call");
     pthread_mutex_lock(&life);
-    struct td__agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent) {
         pthread_mutex_unlock(&life);
         return TD_ERR_STATE;

@@ -1,7 +1,7 @@
-/* The functions and classes that calls can use: registry.c. Entries are reference-counted: one that is unregistered
+/* The functions and classes that calls can use: rpc_registry.c. Entries are reference-counted: one that is unregistered
  * stays until its calls and objects have ended. */
-#ifndef TD_RPC_REGISTRY_H
-#define TD_RPC_REGISTRY_H
+#ifndef TD_RPC_RPC_REGISTRY_H
+#define TD_RPC_RPC_REGISTRY_H
 
 #include "base/map.h"
 #include "rpc/signature.h"
@@ -16,7 +16,8 @@ struct td__function_entry {
     atomic_int owners;
     struct td__signature *signature;
     td_rpc_fn fn;
-    struct td__rpc_class_entry *owner; /* of a constructor: its class, retained; of a method: not retained */
+    struct td__rpc_class_entry
+        *owner; /* of a constructor: its class, retained; of a method: not retained */
     void *arg;
 };
 
@@ -33,8 +34,8 @@ void td__function_release(struct td__function_entry *entry);
 td_status td__rpc_register_own(const char *signature, td_rpc_fn fn);
 
 /** Calls it with bound arguments. The result has one reference, or belongs to the scope, as `fn` returned it. */
-td_value *td__function_call(struct td__function_entry *entry, td_call *call, td_value *const *args,
-                            int count);
+td_value *td__function_call(struct td__function_entry *entry, td_rpc_call *call,
+                            td_value *const *args, int count);
 
 /** The class of a name, with one reference; NULL if there is none. */
 struct td__rpc_class_entry *td__class_find(const char *name);

@@ -1,5 +1,5 @@
 /* Registered functions and classes. */
-#include "rpc/registry.h"
+#include "rpc/rpc_registry.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -12,7 +12,7 @@
 struct td__rpc_class_entry {
     atomic_int owners;
     char *name;
-    void *(*create)(td_call *call, td_value *const *args, int count);
+    void *(*create)(td_rpc_call *call, td_value *const *args, int count);
     void (*destroy)(void *object);
     td_value *(*pack)(void *object);
     void *(*unpack)(td_value *packed);
@@ -41,8 +41,9 @@ struct td__function_entry *td__function_find(const char *name, size_t size)
 {
     pthread_rwlock_rdlock(&lock);
     struct td__map_node *node = td__map_find(&functions, name, size);
-    struct td__function_entry *entry = node ? TD__CONTAINER(node, struct td__function_entry, by_name)
-                                            : NULL;
+    struct td__function_entry *entry = node
+                                           ? TD__CONTAINER(node, struct td__function_entry, by_name)
+                                           : NULL;
     if (entry)
         atomic_fetch_add(&entry->owners, 1);
     pthread_rwlock_unlock(&lock);
@@ -57,9 +58,9 @@ static td_status add(struct td__function_entry *entry)
     pthread_rwlock_wrlock(&lock);
     td_status status = TD_OK;
     if (td__map_find(&functions, name, strlen(name)))
-        status = td_fail(TD_ERR_STATE,
-                         "there is a function or class \"%s\" already; td_rpc_unregister() removes it",
-                         name);
+        status = td_fail(
+            TD_ERR_STATE,
+            "there is a function or class \"%s\" already; td_rpc_unregister() removes it", name);
     else if (!td__map_insert(&functions, &entry->by_name))
         status = td__fail_nomem("rpc");
     pthread_rwlock_unlock(&lock);
@@ -97,8 +98,9 @@ static td_status check_name(const char *call, const char *signature)
 {
     return strncmp(signature, "td.", 3)
                ? TD_OK
-               : td_fail(TD_ERR_INVALID, "%s: \"%s\": names that begin with \"td.\" are the library's",
-                         call, signature);
+               : td_fail(TD_ERR_INVALID,
+                         "%s: \"%s\": names that begin with \"td.\" are the library's", call,
+                         signature);
 }
 
 td_status td_rpc_register(const char *signature, td_rpc_fn fn, void *arg)
@@ -220,12 +222,14 @@ td_status td_rpc_register_class(const td_rpc_class *given)
     TD_TRY(td__check_reserved(__func__, given->reserved));
     TD_TRY(check_name(__func__, given->signature));
     if (!given->pack != !given->unpack)
-        return td_fail(TD_ERR_INVALID, "td_rpc_register_class: \"%s\" has only one of pack and unpack",
+        return td_fail(TD_ERR_INVALID,
+                       "td_rpc_register_class: \"%s\" has only one of pack and unpack",
                        given->signature);
     while (given->methods && given->methods[count].signature)
         count++;
     TD_TRY(make(given->signature, NULL, given->arg, &entry));
-    struct td__rpc_class_entry *made = calloc(1, sizeof *made + sizeof made->methods[0] * (size_t)count);
+    struct td__rpc_class_entry *made = calloc(1, sizeof *made +
+                                                     sizeof made->methods[0] * (size_t)count);
     char *name = made ? strdup(td__signature_name(entry->signature)) : NULL;
     td_status status = name ? TD_OK : td__fail_nomem("rpc");
     if (made) {
@@ -251,11 +255,12 @@ td_status td_rpc_register_class(const td_rpc_class *given)
 
 /* ---- Calling --------------------------------------------------------------------------------- */
 
-static td_value *construct(struct td__rpc_class_entry *owner, td_call *call, td_value *const *args,
-                           int count)
+static td_value *construct(struct td__rpc_class_entry *owner, td_rpc_call *call,
+                           td_value *const *args, int count)
 {
     if (!owner->create) {
-        td_fail(TD_ERR_UNSUPPORTED, "objects of class \"%s\" cannot be made by a call: it has no create()",
+        td_fail(TD_ERR_UNSUPPORTED,
+                "objects of class \"%s\" cannot be made by a call: it has no create()",
                 owner->name);
         return NULL;
     }
@@ -266,8 +271,8 @@ static td_value *construct(struct td__rpc_class_entry *owner, td_call *call, td_
     return td__value_adopt(td__value_new_object(owner, object));
 }
 
-td_value *td__function_call(struct td__function_entry *entry, td_call *call, td_value *const *args,
-                            int count)
+td_value *td__function_call(struct td__function_entry *entry, td_rpc_call *call,
+                            td_value *const *args, int count)
 {
     return entry->fn ? entry->fn(call, args, count) : construct(entry->owner, call, args, count);
 }
