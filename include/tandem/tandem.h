@@ -17,6 +17,7 @@
 #include <tandem/ops.h>
 #include <tandem/optim.h>
 #include <tandem/parallel.h>
+#include <tandem/pipeline.h>
 #include <tandem/random.h>
 #include <tandem/rendezvous.h>
 #include <tandem/rpc.h>
