@@ -196,9 +196,14 @@ static const td_module_ops ddp_ops = {
     .clone_data = refuse_clone,
 };
 
+bool td__is_ddp(const td_module *module)
+{
+    return module && td_module_ops_of(module) == &ddp_ops;
+}
+
 struct td__ddp *td__ddp_of(const td_module *module, const char *call)
 {
-    if (module && td_module_ops_of(module) == &ddp_ops)
+    if (td__is_ddp(module))
         return *(struct td__ddp **)td_module_data(module);
     td_fail(TD_ERR_INVALID, "%s: the module is %s", call,
             module ? "not one that td_ddp() made" : "NULL");

@@ -41,6 +41,8 @@ struct td__ddp {
     struct td__ddp_join *join; /* NULL outside of td_ddp_join_begin() and td_ddp_join_end() */
 };
 
+/** Whether td_ddp() made the module. */
+bool td__is_ddp(const td_module *module);
 /** The internals of a module of td_ddp(); NULL, with the last error set, for another. */
 struct td__ddp *td__ddp_of(const td_module *module, const char *call);
 

@@ -19,7 +19,7 @@ struct stage_state {
     int inputs, gradients;           /* micro-batches, or EMPTY */
 };
 
-struct trial {
+struct pipeline_trial {
     const struct td__pipeline_plan *plan;
     const struct td__actions *ranks;
     int stages;
@@ -33,7 +33,7 @@ struct trial {
 
 enum outcome { WRONG, WAITS, RUNS };
 
-__attribute__((format(printf, 2, 3))) static enum outcome fail(struct trial *trial,
+__attribute__((format(printf, 2, 3))) static enum outcome fail(struct pipeline_trial *trial,
                                                                const char *format, ...)
 {
     int used = snprintf(trial->why, trial->room, "%s, %d ranks, %d chunks, %d micro-batches: ",
@@ -47,7 +47,7 @@ __attribute__((format(printf, 2, 3))) static enum outcome fail(struct trial *tri
     return WRONG;
 }
 
-static struct pass_state *state_of(const struct trial *trial, int stage, int micro_batch)
+static struct pass_state *state_of(const struct pipeline_trial *trial, int stage, int micro_batch)
 {
     return &trial->passes[(size_t)stage * (size_t)trial->plan->micro_batches + (size_t)micro_batch];
 }
@@ -59,7 +59,7 @@ static int other_stage(const struct td__action *action)
     return action->stage + (next ? 1 : -1);
 }
 
-static bool check_ranges(struct trial *trial, int rank)
+static bool check_ranges(struct pipeline_trial *trial, int rank)
 {
     for (int i = 0; i < trial->ranks[rank].count; i++) {
         const struct td__action *action = &trial->ranks[rank].list[i];
@@ -81,7 +81,8 @@ static bool check_ranges(struct trial *trial, int rank)
 
 /* ---- Actions ---------------------------------------------------------------------------------- */
 
-static enum outcome run_forward(struct trial *trial, int rank, const struct td__action *action)
+static enum outcome run_forward(struct pipeline_trial *trial, int rank,
+                                const struct td__action *action)
 {
     struct pass_state *state = state_of(trial, action->stage, action->micro_batch);
     bool has_input = action->stage == 0 || state->has_input;
@@ -101,7 +102,8 @@ static enum outcome run_forward(struct trial *trial, int rank, const struct td__
     return RUNS;
 }
 
-static enum outcome run_backward(struct trial *trial, int rank, const struct td__action *action)
+static enum outcome run_backward(struct pipeline_trial *trial, int rank,
+                                 const struct td__action *action)
 {
     struct pass_state *state = state_of(trial, action->stage, action->micro_batch);
     bool is_last = action->stage == trial->stages - 1;
@@ -119,7 +121,8 @@ static enum outcome run_backward(struct trial *trial, int rank, const struct td_
     return RUNS;
 }
 
-static enum outcome run_send(struct trial *trial, int rank, const struct td__action *action)
+static enum outcome run_send(struct pipeline_trial *trial, int rank,
+                             const struct td__action *action)
 {
     bool forward = action->kind == TD__SEND_FORWARD;
     const struct pass_state *state = state_of(trial, action->stage, action->micro_batch);
@@ -134,7 +137,8 @@ static enum outcome run_send(struct trial *trial, int rank, const struct td__act
     return RUNS;
 }
 
-static enum outcome run_recv(struct trial *trial, int rank, const struct td__action *action)
+static enum outcome run_recv(struct pipeline_trial *trial, int rank,
+                             const struct td__action *action)
 {
     bool forward = action->kind == TD__RECV_FORWARD;
     struct pass_state *state = state_of(trial, action->stage, action->micro_batch);
@@ -150,7 +154,8 @@ static enum outcome run_recv(struct trial *trial, int rank, const struct td__act
     return RUNS;
 }
 
-static enum outcome run_action(struct trial *trial, int rank, const struct td__action *action)
+static enum outcome run_action(struct pipeline_trial *trial, int rank,
+                               const struct td__action *action)
 {
     switch (action->kind) {
     case TD__FORWARD:
@@ -169,7 +174,7 @@ static enum outcome run_action(struct trial *trial, int rank, const struct td__a
 
 /* ---- The trial -------------------------------------------------------------------------------- */
 
-static bool run_lists(struct trial *trial)
+static bool run_lists(struct pipeline_trial *trial)
 {
     for (bool progress = true; progress;) {
         progress = false;
@@ -188,7 +193,7 @@ static bool run_lists(struct trial *trial)
     return true;
 }
 
-static bool check_end(struct trial *trial)
+static bool check_end(struct pipeline_trial *trial)
 {
     int m = trial->plan->micro_batches, backward = trial->plan->forward_only ? 0 : m;
     for (int rank = 0; rank < trial->plan->ranks; rank++)
@@ -208,11 +213,11 @@ static bool check_end(struct trial *trial)
 bool td__pipeline_check(const struct td__pipeline_plan *plan, const struct td__actions *ranks,
                         char *why, size_t room)
 {
-    struct trial trial = {.plan = plan,
-                          .ranks = ranks,
-                          .stages = plan->ranks * plan->chunks,
-                          .why = why,
-                          .room = room};
+    struct pipeline_trial trial = {.plan = plan,
+                                   .ranks = ranks,
+                                   .stages = plan->ranks * plan->chunks,
+                                   .why = why,
+                                   .room = room};
     trial.at = calloc((size_t)plan->ranks, sizeof *trial.at);
     trial.stored = calloc((size_t)plan->ranks, sizeof *trial.stored);
     trial.stage = calloc((size_t)trial.stages, sizeof *trial.stage);
