@@ -277,6 +277,13 @@ class Examples(Programs):
         ):
             self.assertIn(text, job.out)
 
+    def test_16_pipeline(self):
+        for ranks, drawing in (1, "F0 B0 F1 B1"), (3, "F0 F1 F2 .  .  B0 F3 B1"):
+            lines = self.run_ranks(ranks, "16_pipeline")
+            self.check_falls(lines, r"loss (\S+) to (\S+), on")
+            self.assertEqual(len(lines), ranks + 1)
+            self.assertTrue(lines[1].startswith(f"rank 0  {drawing}"), lines)
+
 
 class Pages(Programs):
     def test_readme_first(self):
