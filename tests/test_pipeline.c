@@ -1,5 +1,5 @@
-/* Pipelines over several ranks: the same bits as one process that accumulates the same micro-batches, for every
- * schedule; several tensors between stages; evaluation; DDP beside it; and what happens when a rank fails. */
+/* Pipelines: several tensors between stages, evaluation, DDP beside the pipeline, memory; and what happens when a rank
+ * fails. */
 #include "runner.h"
 
 #include "base/clock.h"
@@ -10,221 +10,442 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { WIDTH = 6, CLASSES = 3, STEPS = 3 };
-
-/* ---- The model, and one process ------------------------------------------------------------------ */
-
-/* Stage `number` of `count`, the same on every rank: its values depend on its number only. */
-static td_module *make_stage(int number, int count)
-{
-    td_manual_seed((uint64_t)(100 + number));
-    td_module *linear = td_linear(WIDTH, number == count - 1 ? CLASSES : WIDTH);
-    return number == count - 1 ? linear : td_sequential(linear, td_tanh(), NULL);
-}
+enum { WIDTH = 4 };
 
 static td_tensor *mean_loss(const td_tensor_list *outputs, const td_tensor_list *targets, void *arg)
 {
     (void)arg;
-    return td_cross_entropy(outputs->at[0], targets->at[0]);
+    return td_mse_loss(outputs->at[0], targets->at[0]);
 }
 
-static void make_batch(int step, int samples, td_tensor **x, td_tensor **y)
+static td_tensor *numbers(int samples, int seed)
 {
-    td_generator *generator = td_generator_create((uint64_t)(1000 + step));
-    *x = td_empty(TD_SHAPE(samples, WIDTH), TD_F32);
-    *y = td_empty(TD_SHAPE(samples), TD_I64);
-    CHECK_OK(td_normal_(*x, 0, 1, generator));
-    CHECK_OK(td_random_range_(*y, 0, CLASSES, generator));
+    td_generator *generator = td_generator_create((uint64_t)seed);
+    td_tensor *x = td_empty(TD_SHAPE(samples, WIDTH), TD_F32);
+    CHECK_OK(td_normal_(x, 0, 1, generator));
     td_generator_destroy(generator);
+    return x;
 }
 
-/* All stages in this process; parts of the batch one after another. */
-static double step_alone(td_module *const *stages, int count, int step, int samples,
-                         int micro_batches)
+static td_module *linear(int seed)
 {
-    TD_SCOPE;
-    td_tensor *x, *y;
-    make_batch(step, samples, &x, &y);
-    double sum = 0;
-    for (int i = 0, at = 0; i < micro_batches; i++) {
-        int size = samples / micro_batches + (i < samples % micro_batches);
-        td_tensor *h = td_narrow(x, 0, at, size);
-        for (int s = 0; s < count; s++)
-            h = td_forward(stages[s], h);
-        td_tensor *loss = td_cross_entropy(h, td_narrow(y, 0, at, size));
-        if (micro_batches > 1)
-            loss = td_mul_scalar(loss, (double)size / samples);
-        CHECK_OK(td_backward(loss));
-        sum += td_item(loss);
-        at += size;
-    }
-    return sum;
+    td_manual_seed((uint64_t)seed);
+    return td_linear(WIDTH, WIDTH);
 }
 
-static void check_same(td_module *mine, td_module *alone)
+static td_pipeline *make(td_module *stage, int micro_batches)
 {
-    td_state *a = td_module_parameters(mine), *b = td_module_parameters(alone);
-    CHECK_EQ(td_state_count(a), td_state_count(b));
-    for (int i = 0; i < td_state_count(a); i++) {
-        td_tensor *x = td_state_tensor(a, i), *y = td_state_tensor(b, i);
-        CHECK_MEM(td_tensor_data(x), td_tensor_data(y), td_tensor_nbytes(x));
-        CHECK(td_tensor_grad(x) && td_tensor_grad(y));
-        CHECK_MEM(td_tensor_data(td_tensor_grad(x)), td_tensor_data(td_tensor_grad(y)),
-                  td_tensor_nbytes(x));
-    }
-    td_state_destroy(a);
-    td_state_destroy(b);
-}
-
-/* ---- Training ------------------------------------------------------------------------------------ */
-
-enum { STAGES_MAX = 16 };
-
-static td_pipeline *make_pipeline(int chunks, const td_pipeline_options *options)
-{
-    int rank = td_get_rank(options->group), size = td_get_world_size(options->group);
-    td_module *stages[STAGES_MAX];
-    for (int c = 0; c < chunks; c++)
-        stages[c] = make_stage(c * size + rank, chunks * size);
-    td_pipeline *pipeline = td_pipeline_create(stages, chunks, options);
+    td_pipeline *pipeline = td_pipeline_create(
+        &stage, 1, &(td_pipeline_options){.micro_batches = micro_batches, .loss = mean_loss});
     CHECK(pipeline != NULL);
     return pipeline;
 }
 
-/* Trains a few steps, beside one process, and compares loss, parameters and gradients bit for bit. */
-static void follow_one_process(td_pipeline_schedule schedule, int chunks, int micro_batches,
-                               int samples)
+static td_status step(td_pipeline *pipeline, int samples, double *loss)
 {
-    int rank = td_get_rank(NULL), size = td_get_world_size(NULL), count = chunks * size;
-    td_pipeline *pipeline = make_pipeline(
-        chunks, &(td_pipeline_options){
-                    .schedule = schedule, .micro_batches = micro_batches, .loss = mean_loss});
-    td_optimizer *sgd = td_sgd(td_pipeline_module(pipeline),
-                               &(td_sgd_options){.lr = 0.3, .momentum = 0.9});
-    td_module *alone[STAGES_MAX];
-    td_optimizer *alone_sgd[STAGES_MAX];
-    for (int s = 0; s < count; s++) {
-        alone[s] = make_stage(s, count);
-        alone_sgd[s] = td_sgd(alone[s], &(td_sgd_options){.lr = 0.3, .momentum = 0.9});
-    }
-    for (int step = 0; step < STEPS; step++) {
-        TD_SCOPE;
-        for (int s = 0; s < count; s++)
-            CHECK_OK(td_optimizer_zero_grad(alone_sgd[s]));
-        double expected = step_alone(alone, count, step, samples, micro_batches), loss = -1;
-        td_tensor *x, *y;
-        make_batch(step, samples, &x, &y);
-        CHECK_OK(td_optimizer_zero_grad(sgd));
-        CHECK_OK(
-            td_pipeline_step(pipeline, rank == 0 ? x : NULL, rank == size - 1 ? y : NULL, &loss));
-        CHECK_OK(td_optimizer_step(sgd));
-        for (int s = 0; s < count; s++)
-            CHECK_OK(td_optimizer_step(alone_sgd[s]));
-        CHECK_MEM(&loss, &expected, sizeof loss);
-        for (int c = 0; c < chunks; c++)
-            check_same(td_child(td_pipeline_module(pipeline), c), alone[c * size + rank]);
-    }
-    td_pipeline_stats stats;
-    CHECK_OK(td_pipeline_get_stats(pipeline, &stats));
-    CHECK_EQ(stats.steps, STEPS);
-    CHECK(stats.bubble > 0 && stats.bubble < 1 && stats.busy_ns > 0);
-    CHECK(fabs(stats.theory - (size - 1.0) / (chunks * micro_batches + size - 1.0)) < 1e-12);
-    int bound = schedule == TD_PIPELINE_GPIPE ? micro_batches : size - rank;
-    if (chunks == 1)
-        CHECK_EQ(stats.peak_stored, bound < micro_batches ? bound : micro_batches);
-    td_optimizer_destroy(sgd);
-    td_pipeline_destroy(pipeline);
-    for (int s = 0; s < count; s++) {
-        td_optimizer_destroy(alone_sgd[s]);
-        td_module_destroy(alone[s]);
-    }
-}
-
-static void follow_with_all_schedules(void)
-{
-    CHECK_OK(td_init_process_group(NULL));
-    follow_one_process(TD_PIPELINE_GPIPE, 1, 4, 16);
-    follow_one_process(TD_PIPELINE_1F1B, 1, 5, 12); /* of 3 and 2 samples */
-    follow_one_process(TD_PIPELINE_DEFAULT, 1, 1, 3);
-    follow_one_process(TD_PIPELINE_INTERLEAVED, 2, 6, 13);
-    follow_one_process(TD_PIPELINE_DEFAULT, 3, 4, 8);
-    CHECK_OK(td_destroy_process_group());
-}
-
-RANKS(one_rank_follows, .ranks = 1)
-{
-    follow_with_all_schedules();
-}
-RANKS(two_ranks_follow_one_process, .ranks = 2)
-{
-    follow_with_all_schedules();
-}
-RANKS(three_ranks_follow_one_process, .ranks = 3)
-{
-    follow_with_all_schedules();
-}
-RANKS(four_ranks_follow_one_process, .ranks = 4, .deadline_s = 40)
-{
-    follow_with_all_schedules();
-}
-RANKS(over_sockets, .ranks = 3, .deadline_s = 40)
-{
-    setenv("TANDEM_TRANSPORT", "tcp", 1);
-    follow_with_all_schedules();
-}
-
-TEST(without_a_world_all_stages_are_here)
-{
-    td_module *stages[2] = {make_stage(0, 2), make_stage(1, 2)};
-    td_pipeline *pipeline = td_pipeline_create(
-        stages, 2, &(td_pipeline_options){.micro_batches = 2, .loss = mean_loss});
-    CHECK(pipeline != NULL);
     TD_SCOPE;
-    td_tensor *x, *y;
-    double loss;
-    make_batch(0, 4, &x, &y);
-    CHECK_OK(td_pipeline_step(pipeline, x, y, &loss));
-    td_module *alone[2] = {make_stage(0, 2), make_stage(1, 2)};
-    double expected = step_alone(alone, 2, 0, 4, 2);
-    CHECK_MEM(&loss, &expected, sizeof loss);
-    for (int s = 0; s < 2; s++) {
-        check_same(td_child(td_pipeline_module(pipeline), s), alone[s]);
-        td_module_destroy(alone[s]);
-    }
-    CHECK(td_module_parameter(td_pipeline_module(pipeline), "1.weight") != NULL);
-    td_pipeline_destroy(pipeline);
+    return td_pipeline_step(pipeline, numbers(samples, 1), numbers(samples, 2), loss);
 }
 
-/* ---- The whole batch ----------------------------------------------------------------------------- */
+/* ---- Several tensors ------------------------------------------------------------------------------ */
 
-/* The gradient is that of the mean over the whole batch, although the parts have different sizes. */
-RANKS(gradients_are_those_of_the_whole_batch, .ranks = 2)
+/* Stage 0 returns a hidden state, a skip connection, and integers that need no gradient; stage 1 hands them on in another
+ * order and by name; stage 2 uses all of them. */
+static td_status several_forward(td_module *module, const td_tensor_list *inputs,
+                                 td_tensor_list *results)
+{
+    int stage = *(int *)td_module_data(module);
+    td_tensor *hidden = inputs->at[0], *skip = td_tensor_list_get(inputs, "skip"),
+              *mask = td_tensor_list_get(inputs, "mask");
+    if (stage == 0) {
+        skip = hidden;
+        mask = td_to_dtype(td_gt(hidden, td_zeros_like(hidden)), TD_I64);
+    }
+    hidden = td_forward(td_child(module, 0), hidden);
+    if (stage == 2)
+        return td_tensor_list_add(results, NULL,
+                                  td_mul(td_add(hidden, skip), td_to_dtype(mask, TD_F32)));
+    if (stage == 0)
+        skip = td_mul(hidden, skip);
+    CHECK_EQ(td_tensor_dtype(mask), TD_I64);
+    CHECK_OK(td_tensor_list_add(results, NULL, hidden));
+    CHECK_OK(td_tensor_list_add(results, stage ? "mask" : "skip", stage ? mask : skip));
+    return td_tensor_list_add(results, stage ? "skip" : "mask", stage ? skip : mask);
+}
+
+static const td_module_ops several_ops = {
+    .name = "Several", .data_size = sizeof(int), .forward_list = several_forward};
+
+static td_module *make_several(int stage)
+{
+    td_module *module = td_module_create(&several_ops);
+    *(int *)td_module_data(module) = stage;
+    CHECK_OK(td_module_add_child(module, "linear", linear(stage)));
+    return td_module_finish(module);
+}
+
+RANKS(several_tensors_between_stages, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);
-    td_pipeline *pipeline = make_pipeline(
-        1, &(td_pipeline_options){.micro_batches = 4, .loss = mean_loss});
-    td_module *alone[2] = {make_stage(0, 2), make_stage(1, 2)};
-    double loss, expected = step_alone(alone, 2, 0, 11, 1);
+    td_pipeline *pipeline = make(make_several(rank), 2);
+    td_module *alone[3] = {make_several(0), make_several(1), make_several(2)};
+    double loss, expected = 0;
+    CHECK_OK(step(pipeline, 6, &loss));
     TD_SCOPE;
-    td_tensor *x, *y;
-    make_batch(0, 11, &x, &y);
-    CHECK_OK(td_pipeline_step(pipeline, rank ? NULL : x, rank ? y : NULL, &loss));
-    CHECK(fabs(loss - expected) < 1e-6);
-    td_state *mine = td_module_parameters(td_pipeline_module(pipeline));
-    td_state *whole = td_module_parameters(alone[rank]);
-    for (int i = 0; i < td_state_count(mine); i++) {
-        td_tensor *difference = td_sub(td_tensor_grad(td_state_tensor(mine, i)),
-                                       td_tensor_grad(td_state_tensor(whole, i)));
-        CHECK(td_item(td_norm(difference)) <
-              1e-5 * td_item(td_norm(td_tensor_grad(td_state_tensor(whole, i)))));
+    for (int i = 0; i < 2; i++) {
+        td_tensor_list list = {.count = 1, .at = {td_narrow(numbers(6, 1), 0, 3 * i, 3)}};
+        for (int s = 0; s < 3; s++)
+            CHECK_OK(td_forward_list(alone[s], &list, &list));
+        td_tensor *part = td_mse_loss(list.at[0], td_narrow(numbers(6, 2), 0, 3 * i, 3));
+        part = td_mul_scalar(part, 0.5);
+        CHECK_OK(td_backward(part));
+        expected += td_item(part);
     }
-    td_state_destroy(mine);
-    td_state_destroy(whole);
+    CHECK_MEM(&loss, &expected, sizeof loss);
+    td_tensor *mine = td_module_parameter(alone[rank], "linear.weight");
+    char name[32];
+    snprintf(name, sizeof name, "%d.linear.weight", rank);
+    td_tensor *grad = td_tensor_grad(td_module_parameter(td_pipeline_module(pipeline), name));
+    CHECK_MEM(td_tensor_data(grad), td_tensor_data(td_tensor_grad(mine)), td_tensor_nbytes(grad));
+    for (int s = 0; s < 3; s++)
+        td_module_destroy(alone[s]);
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* Nothing goes back to a stage without parameters that require grad. */
+RANKS(frozen_stages, .ranks = 3)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL);
+    td_module *stage = linear(rank);
+    if (rank == 0)
+        CHECK_OK(td_module_requires_grad_(stage, false));
+    td_pipeline *pipeline = make(stage, 3);
+    double loss;
+    CHECK_OK(step(pipeline, 7, &loss));
+    CHECK_EQ(td_tensor_grad(td_param(stage, 0)) != NULL, rank > 0);
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Evaluation ----------------------------------------------------------------------------------- */
+
+RANKS(forward_alone, .ranks = 3)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL);
+    td_pipeline *pipeline = make(linear(rank), 4);
+    for (int samples = 4; samples < 40; samples += 7) {
+        TD_SCOPE;
+        td_tensor *x = numbers(samples, 5), *y = x;
+        CHECK_OK(td_pipeline_forward(pipeline, rank ? NULL : x, &y));
+        CHECK_EQ(y != NULL, rank == 2);
+        if (!y)
+            continue;
+        CHECK(!td_tensor_requires_grad(y));
+        td_tensor *expected = x;
+        for (int s = 0; s < 3; s++) {
+            td_module *stage = linear(s);
+            expected = td_forward(stage, expected);
+            td_module_destroy(stage);
+        }
+        CHECK(td_item(td_norm(td_sub(y, td_detach(expected)))) < 1e-5);
+    }
+    double loss;
+    CHECK_OK(step(pipeline, 5, &loss));
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- DDP beside it -------------------------------------------------------------------------------- */
+
+/* Two pipelines of two ranks, {0, 1} and {2, 3}; each stage is averaged with that of the other pipeline. */
+RANKS(two_pipelines_of_two_ranks, .ranks = 4, .deadline_s = 40)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL), stage = rank % 2, replica = rank / 2;
+    td_group *pipes, *replicas;
+    CHECK_OK(td_group_split(NULL, replica, stage, NULL, &pipes));
+    CHECK_OK(td_group_split(NULL, stage, replica, NULL, &replicas));
+    td_module *module = td_ddp(linear(stage + 10 * replica), &(td_ddp_options){.group = replicas});
+    td_pipeline *pipeline = td_pipeline_create(
+        &module, 1, &(td_pipeline_options){.group = pipes, .micro_batches = 4, .loss = mean_loss});
+    CHECK(pipeline != NULL);
+    td_module *alone[2] = {linear(0), linear(1)};
+    for (int turn = 0; turn < 3; turn++) {
+        TD_SCOPE;
+        CHECK_OK(td_module_zero_grad(module));
+        double loss;
+        CHECK_OK(td_pipeline_step(pipeline, numbers(8, 20 + 2 * turn + replica),
+                                  numbers(8, 40 + 2 * turn + replica), &loss));
+        for (int s = 0; s < 2; s++)
+            CHECK_OK(td_module_zero_grad(alone[s]));
+        for (int r = 0; r < 2; r++) {
+            td_tensor *y = td_forward(alone[1],
+                                      td_forward(alone[0], numbers(8, 20 + 2 * turn + r)));
+            CHECK_OK(
+                td_backward(td_mul_scalar(td_mse_loss(y, numbers(8, 40 + 2 * turn + r)), 0.5)));
+        }
+        td_tensor *mine = td_tensor_grad(td_param(td_child(module, 0), 0));
+        td_tensor *expected = td_tensor_grad(td_param(alone[stage], 0));
+        CHECK(td_item(td_norm(td_sub(mine, expected))) < 1e-5 * td_item(td_norm(expected)));
+        td_tensor *other = td_clone(mine);
+        CHECK_OK(td_broadcast(other, stage, replicas, NULL));
+        CHECK_MEM(td_tensor_data(other), td_tensor_data(mine), td_tensor_nbytes(mine));
+    }
+    td_ddp_stats stats;
+    CHECK_OK(td_ddp_get_stats(module, &stats));
+    CHECK_EQ(stats.passes, 3); /* once a step */
     for (int s = 0; s < 2; s++)
         td_module_destroy(alone[s]);
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_group_destroy(pipes));
+    CHECK_OK(td_group_destroy(replicas));
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Memory --------------------------------------------------------------------------------------- */
+
+static int live, most_live;
+
+static void count_freed(void *data, void *arg)
+{
+    (void)arg;
+    free(data);
+    live--;
+}
+
+/* Saves a tensor for backward whose end is counted. */
+static td_tensor *counted_forward(td_module *module, td_tensor *const *inputs, int count)
+{
+    (void)count;
+    td_tensor *y = td_forward(td_child(module, 0), inputs[0]);
+    float *ones = malloc(td_tensor_nbytes(y));
+    CHECK(ones != NULL);
+    for (int64_t i = 0; i < td_tensor_numel(y); i++)
+        ones[i] = 1;
+    live++;
+    most_live = live > most_live ? live : most_live;
+    return td_mul(y, td_from_blob(ones, td_tensor_shape(y), td_tensor_ndim(y), NULL, TD_F32,
+                                  count_freed, NULL));
+}
+
+static const td_module_ops counted_ops = {.name = "Counted", .forward = counted_forward};
+
+/* What a micro-batch stores is freed as soon as its backward pass has run. */
+RANKS(stored_tensors_are_freed, .ranks = 3)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL);
+    for (int kind = TD_PIPELINE_GPIPE; kind <= TD_PIPELINE_1F1B; kind++) {
+        td_module *module = td_module_create(&counted_ops);
+        CHECK_OK(td_module_add_child(module, "linear", linear(rank)));
+        td_pipeline *pipeline = td_pipeline_create(
+            &module, 1,
+            &(td_pipeline_options){
+                .schedule = (td_pipeline_schedule)kind, .micro_batches = 8, .loss = mean_loss});
+        CHECK(pipeline != NULL);
+        double loss;
+        live = most_live = 0;
+        CHECK_OK(step(pipeline, 16, &loss));
+        CHECK_EQ(live, 0);
+        CHECK_EQ(most_live, kind == TD_PIPELINE_GPIPE ? 8 : 3 - rank);
+        TD_SCOPE;
+        td_tensor *y;
+        CHECK_OK(td_pipeline_forward(pipeline, numbers(16, 1), &y));
+        CHECK_EQ(live, 0);
+        td_pipeline_destroy(pipeline);
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Failures ------------------------------------------------------------------------------------- */
+
+/* A stage that does what it is told in its pass number `at`. */
+struct trouble {
+    enum { NO_TROUBLE, FAILS, CHANGES_SHAPE, DIES } kind;
+    int at;
+    int passes;
+};
+
+static td_tensor *trouble_forward(td_module *module, td_tensor *const *inputs, int count)
+{
+    (void)count;
+    struct trouble *trouble = td_module_data(module);
+    td_tensor *y = td_forward(td_child(module, 0), inputs[0]);
+    if (trouble->passes++ != trouble->at)
+        return y;
+    if (trouble->kind == FAILS) {
+        td_fail(TD_ERR_SYSTEM, "the disk is full");
+        return NULL;
+    }
+    if (trouble->kind == CHANGES_SHAPE)
+        return td_narrow(y, 1, 0, WIDTH - 1);
+    if (trouble->kind == DIES)
+        raise(SIGKILL);
+    return y;
+}
+
+static const td_module_ops trouble_ops = {
+    .name = "Trouble", .data_size = sizeof(struct trouble), .forward = trouble_forward};
+
+static td_module *make_trouble(struct trouble trouble)
+{
+    td_module *module = td_module_create(&trouble_ops);
+    *(struct trouble *)td_module_data(module) = trouble;
+    CHECK_OK(td_module_add_child(module, "linear", linear(1)));
+    return td_module_finish(module);
+}
+
+/* Each rank in turn fails, at its first pass and at its last; all get its text, and the next step succeeds. */
+static void fail_everywhere(void)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL), size = td_get_world_size(NULL);
+    for (int victim = 0; victim < size; victim++)
+        for (int at = 0; at < 6; at += 5) {
+            struct trouble trouble = {.kind = rank == victim ? FAILS : NO_TROUBLE, .at = at};
+            td_pipeline *pipeline = make(make_trouble(trouble), 6);
+            char text[100];
+            snprintf(text, sizeof text, "td_pipeline_step: rank %d: the disk is full", victim);
+            double loss;
+            int64_t since = td__now_ns();
+            CHECK_FAILS(step(pipeline, 12, &loss), TD_ERR_SYSTEM, text);
+            CHECK_PROMPT(since);
+            CHECK_OK(step(pipeline, 12, &loss));
+            td_pipeline_stats stats;
+            CHECK_OK(td_pipeline_get_stats(pipeline, &stats));
+            CHECK_EQ(stats.steps, 1);
+            td_pipeline_destroy(pipeline);
+        }
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_failing_stage_fails_the_step_everywhere, .ranks = 3, .deadline_s = 40)
+{
+    fail_everywhere();
+}
+RANKS(a_failing_stage_over_sockets, .ranks = 3, .deadline_s = 40)
+{
+    setenv("TANDEM_TRANSPORT", "tcp", 1);
+    fail_everywhere();
+}
+
+RANKS(a_changed_shape_names_both_ranks, .ranks = 3)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    struct trouble trouble = {.kind = td_get_rank(NULL) == 1 ? CHANGES_SHAPE : NO_TROUBLE, .at = 2};
+    td_pipeline *pipeline = make(make_trouble(trouble), 4);
+    double loss;
+    CHECK_FAILS(step(pipeline, 8, &loss), TD_ERR_MISMATCH,
+                "result 0 of stage 1 on rank 1 is f32 [2, 3] for micro-batch 2, rank 2 expects f32 "
+                "[2, 4] as for the first one of this size");
+    CHECK_OK(step(pipeline, 8, &loss));
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* In the first pass the next stage cannot use the shape: its own error is everybody's. */
+RANKS(a_shape_that_the_next_stage_cannot_use, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    struct trouble trouble = {.kind = td_get_rank(NULL) == 0 ? CHANGES_SHAPE : NO_TROUBLE, .at = 0};
+    td_pipeline *pipeline = make(make_trouble(trouble), 1);
+    double loss;
+    CHECK_FAILS(step(pipeline, 8, &loss), TD_ERR_INVALID, "td_pipeline_step: rank 1: ");
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_dead_rank_is_named_everywhere, .ranks = 4, .may_die = 1 << 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    struct trouble trouble = {.kind = td_get_rank(NULL) == 2 ? DIES : NO_TROUBLE, .at = 4};
+    td_pipeline *pipeline = make(make_trouble(trouble), 6);
+    double loss;
+    int64_t since = td__now_ns();
+    CHECK_FAILS(step(pipeline, 12, &loss), TD_ERR_PEER, "rank 2");
+    CHECK_CONTAINS(td_last_error(), "SIGKILL");
+    CHECK_FAILS(step(pipeline, 12, &loss), TD_ERR_PEER, "rank 2");
+    CHECK_PROMPT(since);
+    td_pipeline_destroy(pipeline);
+    td_destroy_process_group();
+}
+
+RANKS(arguments_that_are_wrong_on_one_rank, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL);
+    double loss;
+    td_pipeline *pipeline = make(linear(rank), 4);
+    TD_SCOPE;
+    td_tensor *x = numbers(8, 1), *y = numbers(8, 2), *results;
+    CHECK_FAILS(td_pipeline_step(pipeline, NULL, y, &loss), TD_ERR_INVALID,
+                "td_pipeline_step: rank 0: the first rank needs an input");
+    CHECK_FAILS(td_pipeline_step(pipeline, x, NULL, &loss), TD_ERR_INVALID,
+                "rank 1: the last rank needs a target");
+    CHECK_FAILS(step(pipeline, 3, &loss), TD_ERR_INVALID, "3 samples for 4 micro-batches");
+    CHECK_FAILS(td_pipeline_step(pipeline, x, numbers(7, 2), &loss), TD_ERR_INVALID,
+                "rank 1: the input has 8 samples on the first rank, the target 7");
+    CHECK_FAILS(rank ? td_pipeline_step(pipeline, x, y, &loss)
+                     : td_pipeline_forward(pipeline, x, &results),
+                TD_ERR_MISMATCH, "rank 0 called td_pipeline_forward, rank 1 td_pipeline_step");
+    CHECK_OK(td_pipeline_step(pipeline, x, y, &loss));
+    CHECK_FAILS(td_pipeline_step(NULL, x, y, &loss), TD_ERR_INVALID, "td_pipeline_step");
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(pipelines_that_differ, .ranks = 3)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL);
+    td_module *stages[2] = {linear(1), linear(2)};
+    CHECK(!td_pipeline_create(stages, 2, &(td_pipeline_options){.micro_batches = 4 + rank / 2}));
+    CHECK_CONTAINS(td_last_error(), "rank 0 has 2 modules, schedule interleaved, 4 micro-batches; "
+                                    "rank 2 has 2, interleaved, 5; all ranks must pass the same");
+    CHECK_EQ(td_last_status(), TD_ERR_MISMATCH);
+    td_module *one = rank == 1 ? NULL : linear(1);
+    CHECK(!td_pipeline_create(&one, 1, NULL));
+    CHECK_CONTAINS(td_last_error(), "td_pipeline_create: rank 1: ");
+    stages[0] = linear(1), stages[1] = linear(2);
+    CHECK(!td_pipeline_create(stages, 2, &(td_pipeline_options){.schedule = TD_PIPELINE_GPIPE}));
+    CHECK_CONTAINS(td_last_error(), "the schedule GPipe takes one module a rank, not 2");
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* A loss function that fails, returns too much, or nothing at all. */
+static td_tensor *bad_loss(const td_tensor_list *outputs, const td_tensor_list *targets, void *arg)
+{
+    (void)targets;
+    int *kind = arg;
+    return *kind == 0 ? outputs->at[0] : *kind == 1 ? NULL : td_sum(outputs->at[0]);
+}
+
+RANKS(losses, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL), kind = 0;
+    double loss;
+    td_module *stage = linear(rank);
+    td_pipeline *pipeline = td_pipeline_create(
+        &stage, 1, &(td_pipeline_options){.loss = bad_loss, .loss_arg = &kind, .sum_loss = true});
+    CHECK(pipeline != NULL);
+    CHECK_FAILS(step(pipeline, 4, &loss), TD_ERR_INVALID,
+                "rank 1: the loss function returned 8 elements instead of 1");
+    kind = 1;
+    CHECK_FAILS(step(pipeline, 4, &loss), TD_ERR_INVALID, "the loss function returned NULL");
+    kind = 2;
+    CHECK_OK(step(pipeline, 4, &loss));
+    TD_SCOPE;
+    td_module *first = linear(0), *second = linear(1);
+    double expected = td_item(td_sum(td_forward(second, td_forward(first, numbers(4, 1)))));
+    CHECK(fabs(loss - expected) < 1e-5);
+    td_module_destroy(first);
+    td_module_destroy(second);
     td_pipeline_destroy(pipeline);
     CHECK_OK(td_destroy_process_group());
 }

@@ -12,7 +12,8 @@
  *
  * Stages. With p ranks and v modules on each, stage s is module s / p of rank s % p: rank 0 has the stages 0, p,
  * 2 p … The results of a stage are the inputs of the next one, names included; they may be several
- * (td_forward_list()), of any dtypes. Gradients go back for those that require grad.
+ * (td_forward_list()), of any dtypes. Gradients go back for those that require grad; since these are leaves there, a
+ * stage must not change its inputs in place.
  *
  * Gradients. A step accumulates in the parameters' gradients what one process would have accumulated that runs
  * forward and backward of the micro-batches one after another, bit for bit and with every schedule. As long as the
@@ -123,9 +124,9 @@ typedef struct td_pipeline_stats {
     double bubble;    /* of the last one, over all ranks: 1 - busy / total */
     double theory;    /* (p - 1) / (v m + p - 1), if all stages take the same time */
     int peak_stored;  /* the most micro-batches that this rank has stored at once for backward */
-    void *reserved[4];
 } td_pipeline_stats;
 
+/** Statistics of the steps so far. */
 TD_API td_status td_pipeline_get_stats(const td_pipeline *pipeline, td_pipeline_stats *stats);
 
 /**

@@ -123,6 +123,7 @@ void td_pipeline_destroy(td_pipeline *pipeline)
     td__actions_free(&pipeline->training);
     td__actions_free(&pipeline->forward_only);
     free(pipeline->sendings);
+    free(pipeline->records);
     struct td__error error;
     td__error_save(&error);
     td_group_destroy(pipeline->messages);

@@ -9,12 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A rank's part of an exchange: its status, and three numbers. */
-struct record {
-    int64_t status;
-    int64_t numbers[3];
-};
-enum { RECORD = sizeof(struct record) / sizeof(int64_t) };
+enum { RECORD = sizeof(struct td__pipeline_record) / sizeof(int64_t) };
 
 static int world_rank(const td_pipeline *pipeline, int rank)
 {
@@ -23,6 +18,9 @@ static int world_rank(const td_pipeline *pipeline, int rank)
 
 td_status td__pipeline_make_groups(td_pipeline *pipeline, td_group *group)
 {
+    pipeline->records = calloc((size_t)pipeline->plan.ranks, sizeof *pipeline->records);
+    if (!pipeline->records)
+        return td__fail_nomem("td_pipeline_create");
     TD_TRY(td_group_split(group, 0, pipeline->rank, NULL, &pipeline->control));
     return td_group_split(pipeline->control, 0, pipeline->rank, NULL, &pipeline->messages);
 }
@@ -37,7 +35,7 @@ static void replace_messages(td_pipeline *pipeline)
 }
 
 /* The rank whose failure is reported: the first that has not only been aborted by another. -1: all succeeded. */
-static int first_failure(const struct record *records, int count)
+static int first_failure(const struct td__pipeline_record *records, int count)
 {
     int found = -1;
     for (int r = 0; r < count; r++)
@@ -48,8 +46,9 @@ static int first_failure(const struct record *records, int count)
 }
 
 /* All ranks fail with the status and text of rank `failed`, which has them in `error`. */
-static td_status report(td_pipeline *pipeline, const char *call, const struct record *records,
-                        int failed, const struct td__error *error)
+static td_status report(td_pipeline *pipeline, const char *call,
+                        const struct td__pipeline_record *records, int failed,
+                        const struct td__error *error)
 {
     bool is_own = failed == pipeline->rank;
     td_bytes text = {0};
@@ -69,8 +68,9 @@ static td_status report(td_pipeline *pipeline, const char *call, const struct re
 /* All ranks exchange their records; a failure of any rank is one of all, with its text. `status` is that of this rank,
  * and its text is the last error. */
 static td_status exchange(td_pipeline *pipeline, const char *call, td_status status,
-                          struct record *mine, struct record *all)
+                          struct td__pipeline_record *mine)
 {
+    struct td__pipeline_record *all = pipeline->records;
     struct td__error error;
     td__error_save(&error);
     mine->status = status;
@@ -83,7 +83,7 @@ static td_status exchange(td_pipeline *pipeline, const char *call, td_status sta
 
 /* ---- Creating ----------------------------------------------------------------------------------- */
 
-static td_status compare(const td_pipeline *pipeline, const struct record *all)
+static td_status compare(const td_pipeline *pipeline, const struct td__pipeline_record *all)
 {
     for (int r = 1; r < pipeline->plan.ranks; r++) {
         const int64_t *first = all[0].numbers, *other = all[r].numbers;
@@ -106,16 +106,12 @@ td_status td__pipeline_compare(td_pipeline *pipeline, td_status status)
 {
     if (!pipeline->control)
         return status;
-    struct record *all = calloc((size_t)pipeline->plan.ranks, sizeof *all);
-    if (!all)
-        return td__fail_nomem("td_pipeline_create");
-    struct record mine = {.numbers = {pipeline->plan.chunks,
-                                      2 * (int)pipeline->plan.kind + pipeline->sum_loss,
-                                      pipeline->plan.micro_batches}};
-    status = exchange(pipeline, "td_pipeline_create", status, &mine, all);
+    struct td__pipeline_record mine = {
+        .numbers = {pipeline->plan.chunks, 2 * (int)pipeline->plan.kind + pipeline->sum_loss,
+                    pipeline->plan.micro_batches}};
+    status = exchange(pipeline, "td_pipeline_create", status, &mine);
     if (!status)
-        status = compare(pipeline, all);
-    free(all);
+        status = compare(pipeline, pipeline->records);
     return status;
 }
 
@@ -150,7 +146,7 @@ td_status td__pipeline_begin(td_pipeline *pipeline, td_status status)
     return status;
 }
 
-static void set_stats(td_pipeline *pipeline, const struct record *all)
+static void set_stats(td_pipeline *pipeline, const struct td__pipeline_record *all)
 {
     int ranks = pipeline->plan.ranks;
     int64_t busy = 0, total = 1;
@@ -170,7 +166,7 @@ static void set_stats(td_pipeline *pipeline, const struct record *all)
 td_status td__pipeline_end(td_pipeline *pipeline, td_status status)
 {
     const char *call = pipeline->step.call;
-    struct record mine = {
+    struct td__pipeline_record mine = {
         .numbers = {pipeline->step.busy_ns, td__now_ns() - pipeline->step.started_ns}};
     memcpy(&mine.numbers[2], &pipeline->step.loss, sizeof(double));
     if (!pipeline->control) {
@@ -179,22 +175,16 @@ td_status td__pipeline_end(td_pipeline *pipeline, td_status status)
         set_stats(pipeline, &mine);
         return TD_OK;
     }
-    struct record *all = calloc((size_t)pipeline->plan.ranks, sizeof *all);
-    if (!all)
-        status = td__fail_nomem(call);
     if (status && pipeline->messages)
         td_group_abort(pipeline->messages); /* leaves the last error as it is */
-    if (!all)
-        return status;
-    status = exchange(pipeline, call, status, &mine, all);
+    status = exchange(pipeline, call, status, &mine);
     if (!status) {
-        set_stats(pipeline, all);
+        set_stats(pipeline, pipeline->records);
     } else {
         struct td__error error;
         td__error_save(&error);
         replace_messages(pipeline);
         td__error_restore(&error);
     }
-    free(all);
     return status;
 }

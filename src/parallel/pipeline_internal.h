@@ -81,6 +81,12 @@ struct td__pipeline_step {
     int stored;
 };
 
+/* A rank's part of an exchange between all of them: its status, and three numbers. */
+struct td__pipeline_record {
+    int64_t status;
+    int64_t numbers[3];
+};
+
 struct td_pipeline {
     struct td__pipeline_plan plan;
     int rank;
@@ -91,6 +97,8 @@ struct td_pipeline {
     void *loss_arg;
     bool sum_loss;
     td_group *control, *messages; /* NULL with one rank */
+    struct td__pipeline_record
+        *records; /* of each rank; allocated before, so that a step cannot fail without them */
 
     struct td__pipeline_step step;
     struct td__sending *sendings;
