@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { WARM_UP = 3, LAYERS = 4, SAMPLES = 16 };
+enum { WARM_UP = 3, LAYERS = 4, SAMPLES = 64 };
 
 struct settings {
     int ranks, micro_batches, chunks, width, steps;
@@ -21,20 +21,33 @@ struct settings {
     bool table;
 };
 
-static td_module *make_stage(int width)
+/* Adds a parameter to its input, so that the first stage, too, computes the gradient of what its first layer gets. */
+static td_tensor *shift_forward(td_module *module, td_tensor *const *inputs, int count)
 {
-    td_module *layers[2 * LAYERS];
-    for (int i = 0; i < LAYERS; i++) {
-        layers[2 * i] = td_linear(width, width);
-        layers[2 * i + 1] = td_tanh();
-    }
-    return td_sequential_of(layers, 2 * LAYERS);
+    (void)count;
+    return td_add(inputs[0], td_param(module, 0));
 }
 
+static const td_module_ops shift_ops = {.name = "Shift", .forward = shift_forward};
+
+static td_module *make_stage(int width)
+{
+    td_module *layers[1 + 2 * LAYERS], *shift = td_module_create(&shift_ops);
+    td_init_constant(td_module_new_parameter(shift, "shift", TD_SHAPE(width), TD_F32), 0);
+    layers[0] = td_module_finish(shift);
+    for (int i = 0; i < LAYERS; i++) {
+        layers[1 + 2 * i] = td_linear(width, width);
+        layers[2 + 2 * i] = td_tanh();
+    }
+    return td_sequential_of(layers, 1 + 2 * LAYERS);
+}
+
+/* Costs next to nothing, since only the last rank computes it. */
 static td_tensor *mean_loss(const td_tensor_list *outputs, const td_tensor_list *targets, void *arg)
 {
+    (void)targets;
     (void)arg;
-    return td_mse_loss(outputs->at[0], targets->at[0]);
+    return td_mean(outputs->at[0]);
 }
 
 static td_pipeline *make_pipeline(const struct settings *settings)
@@ -62,7 +75,7 @@ static void measure(const struct settings *settings, td_pipeline *pipeline, stru
     TD_SCOPE;
     int64_t samples = (int64_t)SAMPLES * settings->micro_batches;
     td_tensor *x = td_randn(TD_SHAPE(samples, settings->width), TD_F32);
-    td_tensor *y = td_randn(TD_SHAPE(samples, settings->width), TD_F32);
+    td_tensor *y = td_zeros(TD_SHAPE(samples), TD_F32);
     for (int s = -WARM_UP; s < settings->steps; s++) {
         td_pipeline_stats stats;
         bench_check(td_module_zero_grad(td_pipeline_module(pipeline)));
@@ -142,7 +155,7 @@ static td_pipeline_schedule schedule_of(const char *name)
 static struct settings read_settings(int argc, char **argv)
 {
     struct settings settings = {
-        .ranks = 2, .micro_batches = 8, .chunks = 1, .width = 512, .steps = 30, .name = "1f1b"};
+        .ranks = 2, .micro_batches = 8, .chunks = 1, .width = 512, .steps = 20, .name = "1f1b"};
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         int *number = strcmp(argv[i], "--ranks") == 0           ? &settings.ranks

@@ -59,7 +59,7 @@ typedef struct td_pipeline_options {
     td_pipeline_loss_fn loss; /* needed on the last rank, for td_pipeline_step() */
     void *loss_arg;
     bool
-        sum_loss; /* the loss is a sum over the samples, not a mean: losses are added, not averaged */
+        sum_loss; /* the loss is a sum over the samples: add the losses instead of averaging them */
     td_group *group; /* rank r of it has the stages r, p + r, …; NULL: the world */
     void *reserved[4];
 } td_pipeline_options;
