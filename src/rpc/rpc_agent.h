@@ -1,10 +1,10 @@
 /* The agent: the worker of this process, its links to other workers, and the threads that serve calls.
  *
- *    rpc_agent.c     initialization and shutdown
+ *     rpc_agent.c   initialization and shutdown
  *     workers.c     the other workers: names, ranks, connecting
  *     link.c        a link to one of them: a socket, and rings in shared memory on one host
  *     io.c          which thread reads the links, and which runs functions
- *     rpc_calls.c       calls that this worker has made and that are not complete
+ *     rpc_calls.c   calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
  *     lease.c       tensors that are lent and borrowed
  *     rref.c        remote references
