@@ -10,6 +10,7 @@
 #include <tandem/data.h>
 #include <tandem/device.h>
 #include <tandem/dist.h>
+#include <tandem/dist_autograd.h>
 #include <tandem/dtype.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>

@@ -232,6 +232,11 @@ td_status td__node_make(const td_function *function, int output_count, const td_
     return TD_OK;
 }
 
+void td__node_describe(struct td_node *node, int output_nr, const td_tensor *tensor)
+{
+    describe_output(&node->outputs[output_nr], tensor);
+}
+
 void td__node_attach(struct td_node *node, int output_nr, td_tensor *tensor)
 {
     describe_output(&node->outputs[output_nr], tensor);

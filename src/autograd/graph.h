@@ -89,6 +89,9 @@ td_status td__node_make(const td_function *function, int output_count, const td_
 void td__node_attach(struct td_node *node, int output_nr, td_tensor *tensor);
 void td__node_leave(td_tensor *tensor);
 
+/** The gradient of an output has the layout of `tensor`, which stays as it is. */
+void td__node_describe(struct td_node *node, int output_nr, const td_tensor *tensor);
+
 /** The node of a leaf that requires grad; one reference. NULL without memory. */
 struct td_node *td__leaf_node(td_tensor *tensor);
 

@@ -403,8 +403,7 @@ void td__io_ring(struct td__rpc_link *link)
         send(link->fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* Whether the calling thread runs a function, which waits from now on: another thread may run instead. */
-static bool begin_wait(struct td__rpc_agent *agent)
+bool td__io_begin_wait(struct td__rpc_agent *agent)
 {
     if (!td__current_call || td__current_call->agent != agent)
         return false;
@@ -416,7 +415,7 @@ static bool begin_wait(struct td__rpc_agent *agent)
     return true;
 }
 
-static void end_wait(struct td__rpc_agent *agent)
+void td__io_end_wait(struct td__rpc_agent *agent)
 {
     pthread_mutex_lock(&agent->run_lock);
     agent->running++;
@@ -453,7 +452,7 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future,
 bool td__io_wait(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline)
 {
     struct td__backoff backoff = {0};
-    bool function = begin_wait(agent), in_time = true;
+    bool function = td__io_begin_wait(agent), in_time = true;
     atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
     while (!td__future_is_complete(future) && in_time) {
         bool ran = atomic_load(&agent->lead) == (this_thread() | RUNS);
@@ -470,7 +469,7 @@ bool td__io_wait(struct td__rpc_agent *agent, const td_future *future, td__deadl
     }
     atomic_fetch_sub_explicit(&agent->pollers, 1, memory_order_relaxed);
     if (function)
-        end_wait(agent);
+        td__io_end_wait(agent);
     return td__future_is_complete(future);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "rpc/rpc_agent.h"
+#include "rpc/grad_context.h"
 #include "rpc/lease.h"
 #include "tensor/tensor_internal.h"
 
@@ -35,6 +36,7 @@ void td__message_header_write(const struct td__message_header *header,
     td__store_u32(bytes + 28, header->flags);
     store_u64(bytes + 32, header->context);
     store_u64(bytes + 40, header->elements);
+    store_u64(bytes + 48, header->message);
 }
 
 bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
@@ -53,6 +55,7 @@ bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
         .flags = td__load_u32(bytes + 28),
         .context = load_u64(bytes + 32),
         .elements = load_u64(bytes + 40),
+        .message = load_u64(bytes + 48),
     };
     return header->kind >= TD__MESSAGE_REQUEST && header->kind < TD__MESSAGE_KINDS &&
            header->copy <= 1 && !header->flags && header->tensors <= TD__MAX_TENSORS &&
@@ -132,6 +135,9 @@ void td__message_free(struct td__message *message)
         return;
     for (uint32_t i = 0; i < message->count; i++)
         td_tensor_release(message->tensors[i]);
+    for (int i = 0; i < message->recorded_count; i++)
+        td_tensor_release(message->recorded[i]);
+    free(message->recorded);
     free(message->tensors);
     td__buffer_free(&message->bytes);
     td__buffer_free(&message->body);
@@ -149,6 +155,17 @@ static bool grow_tensors(struct td__message *message)
     return true;
 }
 
+static td_status keep_recorded(struct td__message *message, td_tensor *tensor)
+{
+    size_t count = (size_t)message->recorded_count;
+    td_tensor **recorded = realloc(message->recorded, sizeof *recorded * (count + 1));
+    if (!recorded)
+        return td__fail_nomem("rpc");
+    message->recorded = recorded;
+    recorded[message->recorded_count++] = td_tensor_retain(tensor);
+    return TD_OK;
+}
+
 /* The record of the tensor goes into `bytes`, right behind the header: all records come before the body. */
 static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
 {
@@ -158,8 +175,10 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
     if (message->count == message->capacity && !grow_tensors(message))
         return td__fail_nomem("rpc");
     struct record record = {.layout = tensor->layout};
-    if (td_tensor_requires_grad(tensor))
+    if (message->records && td_grad_enabled() && td_tensor_requires_grad(tensor)) {
+        TD_TRY(keep_recorded(message, tensor));
         record.flags |= REQUIRES_GRAD;
+    }
     td_tensor *kept = td__contiguous(tensor);
     if (!kept)
         return TD_ERR_NOMEM;
@@ -197,6 +216,8 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
                            size_t max)
 {
     size_t records = message->bytes.size - TD__HEADER_SIZE, body = message->body.size;
+    if (header->context)
+        TD_TRY(td__context_send(message, header));
     if (records + body > max || records + body > UINT32_MAX)
         return td_fail(TD_ERR_INVALID,
                        "the values of a call have %zu bytes without their tensors; the limit is "
@@ -268,10 +289,12 @@ struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
 }
 
 static td_status make_tensor(struct td__incoming *incoming, struct td__reader *reader,
-                             td_tensor **tensor, size_t *size)
+                             td_tensor **tensor, size_t *size, bool *recorded)
 {
     struct record record;
     TD_TRY(get_record(reader, &record));
+    *recorded = record.flags & REQUIRES_GRAD;
+    incoming->recorded_count += *recorded;
     if (record.flags & LENT)
         return td__rpc_borrow(incoming->agent, incoming->from, record.lease, record.offset,
                               &record.layout, tensor);
@@ -291,10 +314,12 @@ static td_status make_tensors(struct td__incoming *incoming)
     struct td__reader reader = td__reader_of(incoming->bytes, incoming->header.records);
     incoming->tensors = calloc(count + 1, sizeof *incoming->tensors);
     incoming->sizes = calloc(count + 1, sizeof *incoming->sizes);
-    if (!incoming->tensors || !incoming->sizes)
+    incoming->recorded = calloc(count + 1, sizeof *incoming->recorded);
+    if (!incoming->tensors || !incoming->sizes || !incoming->recorded)
         return td__fail_nomem("rpc");
     for (uint32_t i = 0; i < count; i++) {
-        TD_TRY(make_tensor(incoming, &reader, &incoming->tensors[i], &incoming->sizes[i]));
+        TD_TRY(make_tensor(incoming, &reader, &incoming->tensors[i], &incoming->sizes[i],
+                           &incoming->recorded[i]));
         elements += incoming->sizes[i];
     }
     return td__reader_done(&reader) && elements == incoming->header.elements
@@ -376,6 +401,7 @@ void td__incoming_free(struct td__incoming *incoming)
         td_tensor_release(incoming->tensors[i]);
     free(incoming->tensors);
     free(incoming->sizes);
+    free(incoming->recorded);
     free(incoming->text);
     free(incoming);
 }

@@ -12,7 +12,7 @@
 
 #include "rpc/codec.h"
 
-enum { TD__HEADER_SIZE = 48, TD__LEND_FROM = 4096, TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24 };
+enum { TD__HEADER_SIZE = 56, TD__LEND_FROM = 4096, TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24 };
 
 enum td__message_kind {
     TD__MESSAGE_REQUEST = 1,
@@ -35,6 +35,7 @@ struct td__message_header {
     uint32_t timeout_ms; /* request: how long the caller waits */
     uint32_t flags;      /* 0 */
     uint64_t context;    /* request and reply: of distributed autograd; 0: none */
+    uint64_t message;    /* with a context: under which id its tensors are recorded; 0: none are */
     uint64_t elements;   /* bytes of the inline tensors */
 };
 
@@ -59,9 +60,12 @@ struct td__message {
     bool lends;     /* it is on this host */
     uint32_t count; /* tensors */
     uint32_t capacity;
-    td_tensor **tensors; /* contiguous; NULL for one that is lent */
-    size_t written;      /* bytes that are in the link, of all */
-    size_t size;         /* of all */
+    td_tensor **tensors;  /* contiguous; NULL for one that is lent */
+    bool records;         /* it is sent in a context of distributed autograd: keeps the … */
+    td_tensor **recorded; /* … tensors that require grad */
+    int recorded_count;
+    size_t written; /* bytes that are in the link, of all */
+    size_t size;    /* of all */
 };
 
 /** Makes an empty message for the worker `to`; `lend`: tensors may be lent to it. */
@@ -92,9 +96,11 @@ struct td__incoming {
     size_t have;         /* of them */
     td_tensor **tensors; /* NULL until records and body are there */
     size_t *sizes;       /* of their elements that are inline */
-    uint32_t inline_at;  /* the tensor whose elements are next */
-    size_t inline_have;  /* of its bytes */
-    td_status status;    /* it cannot be served: why … */
+    bool *recorded;      /* of those that require grad on the sender */
+    uint32_t recorded_count;
+    uint32_t inline_at; /* the tensor whose elements are next */
+    size_t inline_have; /* of its bytes */
+    td_status status;   /* it cannot be served: why … */
     char *text;
     uint64_t skip; /* … and how many of its bytes are to be skipped */
 };

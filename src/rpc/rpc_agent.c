@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "os/socket.h"
+#include "rpc/grad_context.h"
 #include "rpc/lease.h"
 #include "rpc/rref.h"
 #include "store/store_ops.h"
@@ -127,7 +128,7 @@ static void receive_reply(struct td__rpc_agent *agent, struct td__incoming *inco
     const char *name = td__worker_name_of(agent, incoming->from);
     char text[TD__ERROR_TEXT];
     if (incoming->status || incoming->header.kind == TD__MESSAGE_REPLY) {
-        td_value *value = incoming->status
+        td_value *value = incoming->status || td__context_receive(incoming)
                               ? NULL
                               : td__incoming_value(incoming, body.at, (size_t)(body.end - body.at));
         if (value) {
@@ -213,6 +214,7 @@ static void destroy(struct td__rpc_agent *agent)
         td__endpoint_stop_detector(agent->endpoint);
     td__io_stop(agent);
     td__io_close(agent);
+    td__contexts_lost(agent, -1);
     td__rrefs_close(agent);
     td__workers_free(agent);
     td__rpc_leases_end(agent, -1);
@@ -228,6 +230,7 @@ static void destroy(struct td__rpc_agent *agent)
     pthread_mutex_destroy(&agent->calls_lock);
     pthread_mutex_destroy(&agent->lease_lock);
     pthread_mutex_destroy(&agent->rref_lock);
+    pthread_mutex_destroy(&agent->context_lock);
     pthread_cond_destroy(&agent->run_idle);
     free(agent);
 }
@@ -253,6 +256,7 @@ static struct td__rpc_agent *create(const char *name, const td_rpc_options *opti
     pthread_mutex_init(&agent->calls_lock, NULL);
     pthread_mutex_init(&agent->lease_lock, NULL);
     pthread_mutex_init(&agent->rref_lock, NULL);
+    pthread_mutex_init(&agent->context_lock, NULL);
     static atomic_ullong serials;
     agent->serial = atomic_fetch_add(&serials, 1) + 1;
     td__cond_init(&agent->run_idle);

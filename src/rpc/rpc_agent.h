@@ -194,6 +194,9 @@ struct td__rpc_agent {
     struct td__map rref_children; /* references that are kept for their forks */
     atomic_ullong last_id;        /* of references and forks that this worker has made */
 
+    pthread_mutex_t context_lock; /* for `contexts` */
+    struct td__map contexts;      /* of distributed autograd (grad_context.c) */
+
     pthread_mutex_t lease_lock;
     struct td__map leases;         /* tensors that are lent … */
     struct td__borrowed *borrowed; /* … and borrowed */
@@ -269,6 +272,10 @@ void td__io_set_deadline(struct td__rpc_agent *agent, td__deadline at);
 /** Appends to the run queue. */
 void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 
+/** A thread that runs a function waits from now on: another one may run instead. False if it runs none. */
+bool td__io_begin_wait(struct td__rpc_agent *agent);
+void td__io_end_wait(struct td__rpc_agent *agent);
+
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
 
@@ -339,6 +346,9 @@ td_value *td__future_value(const td_future *future);
 /** Calls fn(future, arg) once it is complete. */
 td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future, void *arg),
                                  void *arg);
+
+/** An id that no other reference, fork, context or message has. */
+uint64_t td__rref_new_id(struct td__rpc_agent *agent);
 
 /* ---- rref.c ---------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 /* Calls of this worker: a table of those that are not complete. */
 #include "base/fail.h"
 #include "base/option_rules.h"
+#include "rpc/grad_context.h"
 #include "rpc/rpc_agent.h"
 
 #include <stdio.h>
@@ -288,8 +289,11 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
         return NULL;
     bool near = to != agent->rank && !options->copy && td__worker_is_near(agent, to);
     struct td__message *message = td__message_create(agent, to, near);
+    if (message)
+        message->records = td__current_context;
     struct td__message_header header = {
         .kind = TD__MESSAGE_REQUEST,
+        .context = td__current_context,
         .copy = options->copy,
         .depth = (uint16_t)(td__current_call ? td__current_call->depth + 1 : 0),
         .id = id,

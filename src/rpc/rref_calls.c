@@ -1,6 +1,7 @@
 /* Remote references: making them by calls, and using what they refer to. */
 #include "base/fail.h"
 #include "rpc/control.h"
+#include "rpc/grad_context.h"
 #include "rpc/rref.h"
 #include "rpc/rref_internal.h"
 
@@ -265,6 +266,8 @@ td_status td__rref_register(void)
         if (!status)
             status = td__rpc_register_own(
                 "td.method(id: int, method: text, args: list, kwargs: map)", serve_method);
+        if (!status)
+            status = td__dist_autograd_register();
         registered = !status;
     }
     pthread_mutex_unlock(&once);

@@ -4,7 +4,6 @@
 
 #include "rpc/rpc_agent.h"
 
-uint64_t td__rref_new_id(struct td__rpc_agent *agent);
 td_rref *td__rref_adopt(td_rref *rref);
 
 /** A reference on the owner; `made`: there is a value. On another worker. One reference. */

@@ -1,5 +1,6 @@
 /* Calls to this worker: from the message to the answer. */
 #include "base/fail.h"
+#include "rpc/grad_context.h"
 #include "rpc/rpc_agent.h"
 
 #include <tandem/rpc.h>
@@ -99,6 +100,8 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
         .kind = TD__MESSAGE_REPLY, .id = call->id, .context = call->context};
     bool lend = call->from != agent->rank && !call->copy && td__worker_is_near(agent, call->from);
     struct td__message *message = td__message_create(agent, call->from, lend);
+    if (message)
+        message->records = call->context;
     td_status status = message ? td__message_put(message, value) : TD_ERR_NOMEM;
     if (!status)
         status = td__message_seal(message, &header, agent->max_message);
@@ -214,10 +217,13 @@ void td__serve_run(struct td_rpc_call *call)
     struct td__span function = {0};
     td_value *args = NULL, *kwargs = NULL;
     bool later = false;
+    uint64_t outer_context = td__current_context;
     td__current_call = call;
+    td__current_context = call->context;
     if (!td_rpc_call_is_cancelled(call)) {
         TD_SCOPE;
-        bool valid = !check_call(call) && !read_request(call->incoming, &function, &args, &kwargs);
+        bool valid = !check_call(call) && !td__context_receive(call->incoming) &&
+                     !read_request(call->incoming, &function, &args, &kwargs);
         call->entry = valid ? find_function(function.data, function.size) : NULL;
         td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs)
                                        : NULL;
@@ -235,6 +241,7 @@ void td__serve_run(struct td_rpc_call *call)
     td__incoming_free(call->incoming);
     call->incoming = NULL;
     td__current_call = above;
+    td__current_context = outer_context;
     if (!later)
         free_call(call);
     else if (td__future_on_complete(call->later_result, answer_later, call)) {

@@ -9,6 +9,7 @@
 #include "os/socket.h"
 #include "peer/wait_event.h"
 #include "rpc/rpc_agent.h"
+#include "rpc/grad_context.h"
 #include "rpc/lease.h"
 #include "rpc/rref.h"
 #include "store/store_ops.h"
@@ -278,6 +279,7 @@ static void lose(struct td__rpc_agent *agent, int rank, bool gone, const char *w
     if (gone) {
         td__rpc_leases_end(agent, rank);
         td__rrefs_lost(agent, rank);
+        td__contexts_lost(agent, rank);
     }
 }
 

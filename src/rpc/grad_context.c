@@ -1,0 +1,295 @@
+/* Contexts of distributed autograd; see grad_context.h. */
+#include "rpc/grad_context.h"
+
+#include "autograd/engine.h"
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Thread_local uint64_t td__current_context;
+
+td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,
+                                  int count);
+
+/* ---- Nodes ----------------------------------------------------------------------------------- */
+
+static td_status send_backward(td_node *node, td_tensor *const *grad_outputs,
+                               td_tensor **grad_inputs)
+{
+    for (int i = 0; i < node->input_count; i++)
+        grad_inputs[i] = grad_outputs[i];
+    return TD_OK;
+}
+
+static td_status recv_backward(td_node *node, td_tensor *const *grad_outputs,
+                               td_tensor **grad_inputs)
+{
+    (void)grad_inputs;
+    return td__on_recv_backward
+               ? td__on_recv_backward(td_node_data(node), grad_outputs, node->output_count)
+               : td_fail(TD_ERR_STATE,
+                         "td_backward: the graph leads to another worker; td_dist_backward() "
+                         "follows it");
+}
+
+const td_function td__send_function = {.name = "rpc send", .backward = send_backward};
+const td_function td__recv_function = {.name = "rpc recv", .backward = recv_backward};
+
+struct sent {
+    struct td__map_node node;
+    uint64_t message;
+    struct td_node *graph; /* retained */
+};
+
+struct leaf_grad {
+    struct td__map_node node;
+    td_tensor *leaf; /* retained */
+    td_tensor *grad;
+};
+
+/* ---- Contexts -------------------------------------------------------------------------------- */
+
+static struct td__grad_context *make_context(struct td__rpc_agent *agent, uint64_t id)
+{
+    struct td__grad_context *context = calloc(1, sizeof *context);
+    bool *workers = calloc((size_t)agent->size, sizeof *workers);
+    if (!context || !workers) {
+        free(context);
+        free(workers);
+        td__fail_nomem("context");
+        return NULL;
+    }
+    context->id = id;
+    context->workers = workers;
+    context->node.key = (const char *)&context->id;
+    context->node.key_size = sizeof context->id;
+    atomic_init(&context->users, 1);
+    pthread_mutex_init(&context->lock, NULL);
+    return context;
+}
+
+struct td__grad_context *td__context_find(struct td__rpc_agent *agent, uint64_t id, bool add)
+{
+    pthread_mutex_lock(&agent->context_lock);
+    struct td__map_node *node = td__map_find(&agent->contexts, (const char *)&id, sizeof id);
+    struct td__grad_context *context = node ? TD__CONTAINER(node, struct td__grad_context, node)
+                                            : NULL;
+    if (!context && add) {
+        context = make_context(agent, id);
+        if (context && !td__map_insert(&agent->contexts, &context->node)) {
+            td__context_release(context);
+            context = NULL;
+            td__fail_nomem("context");
+        }
+    }
+    if (context)
+        atomic_fetch_add(&context->users, 1);
+    pthread_mutex_unlock(&agent->context_lock);
+    return context;
+}
+
+void td__context_release(struct td__grad_context *context)
+{
+    struct td__map_node *node;
+    if (!context || atomic_fetch_sub(&context->users, 1) != 1)
+        return;
+    while ((node = td__map_next(&context->sends, NULL))) {
+        struct sent *sent = TD__CONTAINER(node, struct sent, node);
+        td__map_remove(&context->sends, node);
+        td__node_release(sent->graph);
+        free(sent);
+    }
+    while ((node = td__map_next(&context->grads, NULL))) {
+        struct leaf_grad *entry = TD__CONTAINER(node, struct leaf_grad, node);
+        td__map_remove(&context->grads, node);
+        td_tensor_release(entry->leaf);
+        td_tensor_release(entry->grad);
+        free(entry);
+    }
+    td__map_free(&context->sends);
+    td__map_free(&context->grads);
+    pthread_mutex_destroy(&context->lock);
+    free(context->workers);
+    free(context);
+}
+
+/* Tells a worker that a context has ended. The answer is not needed. */
+static void send_end(struct td__rpc_agent *agent, int rank, uint64_t id)
+{
+    uint64_t outer = td__current_context;
+    td__current_context = 0;
+    TD_SCOPE;
+    td_value *args = TD_ARGS((int64_t)id);
+    if (args)
+        td_future_release(td__call_start(agent, "rpc", rank, "td.context_end", args, NULL));
+    td__current_context = outer;
+}
+
+void td__context_end(struct td__rpc_agent *agent, uint64_t id)
+{
+    pthread_mutex_lock(&agent->context_lock);
+    struct td__map_node *node = td__map_find(&agent->contexts, (const char *)&id, sizeof id);
+    if (node)
+        td__map_remove(&agent->contexts, node);
+    pthread_mutex_unlock(&agent->context_lock);
+    if (!node)
+        return;
+    struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
+    for (int r = 0; r < agent->size; r++)
+        if (r != agent->rank && context->workers[r])
+            send_end(agent, r, id);
+    td__context_release(context);
+}
+
+void td__contexts_lost(struct td__rpc_agent *agent, int rank)
+{
+    for (;;) {
+        uint64_t id = 0;
+        pthread_mutex_lock(&agent->context_lock);
+        for (struct td__map_node *node = td__map_next(&agent->contexts, NULL); node && !id;
+             node = td__map_next(&agent->contexts, node)) {
+            struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
+            if (rank < 0 || (int)(context->id >> 48) == rank)
+                id = context->id;
+        }
+        pthread_mutex_unlock(&agent->context_lock);
+        if (!id)
+            break;
+        td__context_end(agent, id);
+    }
+    if (rank < 0)
+        td__map_free(&agent->contexts);
+}
+
+/* ---- Messages -------------------------------------------------------------------------------- */
+
+static td_status add_send(struct td__grad_context *context, uint64_t message, struct td_node *graph,
+                          int to)
+{
+    struct sent *sent = calloc(1, sizeof *sent);
+    if (!sent)
+        return td__fail_nomem("context");
+    sent->message = message;
+    sent->graph = graph;
+    sent->node.key = (const char *)&sent->message;
+    sent->node.key_size = sizeof sent->message;
+    pthread_mutex_lock(&context->lock);
+    context->workers[to] = true;
+    bool added = td__map_insert(&context->sends, &sent->node);
+    pthread_mutex_unlock(&context->lock);
+    if (added)
+        return TD_OK;
+    free(sent);
+    return td__fail_nomem("context");
+}
+
+td_status td__context_send(struct td__message *message, struct td__message_header *header)
+{
+    struct td__rpc_agent *agent = message->agent;
+    struct td__grad_context *context = td__context_find(agent, header->context, false);
+    struct td_node *graph = NULL;
+    if (!context) { /* it has ended meanwhile */
+        header->context = 0;
+        return TD_OK;
+    }
+    pthread_mutex_lock(&context->lock);
+    context->workers[message->to] = true;
+    pthread_mutex_unlock(&context->lock);
+    td_node_spec spec = {.more_inputs = message->recorded, .input_count = message->recorded_count};
+    td_status status = message->recorded_count
+                           ? td__node_make(&td__send_function, message->recorded_count, &spec,
+                                           &graph)
+                           : TD_OK;
+    if (!status && graph) {
+        for (int i = 0; i < message->recorded_count; i++)
+            td__node_describe(graph, i, message->recorded[i]);
+        header->message = td__rref_new_id(agent);
+        status = add_send(context, header->message, graph, message->to);
+        if (status)
+            td__node_release(graph);
+    }
+    td__context_release(context);
+    return status;
+}
+
+td_status td__context_receive(struct td__incoming *incoming)
+{
+    struct td__rpc_agent *agent = incoming->agent;
+    const struct td__message_header *header = &incoming->header;
+    bool request = header->kind == TD__MESSAGE_REQUEST;
+    if (!header->context)
+        return TD_OK;
+    struct td__grad_context *context = td__context_find(agent, header->context, request);
+    if (!context && request)
+        return TD_ERR_NOMEM;
+    if (!context) { /* the call has outlived it: the other worker frees its own */
+        if (incoming->from != agent->rank)
+            send_end(agent, incoming->from, header->context);
+        return TD_OK;
+    }
+    td__context_release(context);
+    if (!header->message || !incoming->recorded_count)
+        return TD_OK;
+    struct td__recv_data data = {
+        .context = header->context, .message = header->message, .from = incoming->from};
+    struct td_node *node = td__node_create(&td__recv_function, 0, (int)incoming->recorded_count, 0,
+                                           sizeof data);
+    if (!node)
+        return TD_ERR_NOMEM;
+    memcpy(node->data, &data, sizeof data);
+    for (uint32_t i = 0, k = 0; i < header->tensors; i++) {
+        td_tensor *tensor = incoming->tensors[i];
+        if (!incoming->recorded[i])
+            continue;
+        td__node_attach(node, (int)k++, tensor);
+        atomic_store(&tensor->history, atomic_load(&tensor->storage->history));
+    }
+    td__node_release(node);
+    return TD_OK;
+}
+
+struct td_node *td__context_sent(struct td__grad_context *context, uint64_t message)
+{
+    struct td__map_node *node = td__map_find(&context->sends, (const char *)&message,
+                                             sizeof message);
+    return node ? TD__CONTAINER(node, struct sent, node)->graph : NULL;
+}
+
+/* ---- Gradients ------------------------------------------------------------------------------- */
+
+td_status td__context_accumulate(struct td__grad_context *context, td_tensor *leaf, td_tensor *grad)
+{
+    pthread_mutex_lock(&context->lock);
+    struct td__map_node *node = td__map_find(&context->grads, (const char *)&leaf, sizeof leaf);
+    struct leaf_grad *entry = node ? TD__CONTAINER(node, struct leaf_grad, node) : NULL;
+    td_status status = TD_OK;
+    if (!entry) {
+        entry = calloc(1, sizeof *entry);
+        if (entry) {
+            entry->leaf = leaf;
+            entry->node.key = (const char *)&entry->leaf;
+            entry->node.key_size = sizeof entry->leaf;
+        }
+        if (!entry || !td__map_insert(&context->grads, &entry->node)) {
+            free(entry);
+            status = td__fail_nomem("context");
+        } else {
+            td_tensor_retain(leaf);
+        }
+    }
+    if (!status)
+        status = td__grad_add(&entry->grad, grad);
+    pthread_mutex_unlock(&context->lock);
+    return status;
+}
+
+td_tensor *td__context_grad(struct td__grad_context *context, td_tensor *leaf)
+{
+    pthread_mutex_lock(&context->lock);
+    struct td__map_node *node = td__map_find(&context->grads, (const char *)&leaf, sizeof leaf);
+    td_tensor *grad = node ? TD__CONTAINER(node, struct leaf_grad, node)->grad : NULL;
+    td_tensor_retain(grad);
+    pthread_mutex_unlock(&context->lock);
+    return grad;
+}
