@@ -11,6 +11,7 @@
 #include <tandem/device.h>
 #include <tandem/dist.h>
 #include <tandem/dist_autograd.h>
+#include <tandem/dist_optimizer.h>
 #include <tandem/dtype.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>

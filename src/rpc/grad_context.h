@@ -65,8 +65,9 @@ td_tensor *td__context_grad(struct td__grad_context *context, td_tensor *leaf);
 td_status td__context_accumulate(struct td__grad_context *context, td_tensor *leaf,
                                  td_tensor *grad);
 
-/** Registers the functions of backward passes; dist_autograd.c. */
+/** Registers the functions of backward passes (dist_autograd.c), and the class of optimizers (dist_optimizer.c). */
 td_status td__dist_autograd_register(void);
+td_status td__dist_optimizer_register(void);
 
 /** What a recv node does with the gradients of its outputs, set by dist_autograd.c. */
 extern td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,

@@ -213,14 +213,10 @@ static td_status add_methods(struct td__rpc_class_entry *made, const td_rpc_meth
     return TD_OK;
 }
 
-td_status td_rpc_register_class(const td_rpc_class *given)
+td_status td__rpc_register_class_own(const td_rpc_class *given)
 {
     struct td__function_entry *entry = NULL;
     int count = 0;
-    if (!given || !given->signature)
-        return td__fail_null(__func__);
-    TD_TRY(td__check_reserved(__func__, given->reserved));
-    TD_TRY(check_name(__func__, given->signature));
     if (!given->pack != !given->unpack)
         return td_fail(TD_ERR_INVALID,
                        "td_rpc_register_class: \"%s\" has only one of pack and unpack",
@@ -251,6 +247,15 @@ td_status td_rpc_register_class(const td_rpc_class *given)
         td__function_release(entry);
     }
     return status;
+}
+
+td_status td_rpc_register_class(const td_rpc_class *given)
+{
+    if (!given || !given->signature)
+        return td__fail_null(__func__);
+    TD_TRY(td__check_reserved(__func__, given->reserved));
+    TD_TRY(check_name(__func__, given->signature));
+    return td__rpc_register_class_own(given);
 }
 
 /* ---- Calling --------------------------------------------------------------------------------- */

@@ -37,6 +37,9 @@ td_status td__rpc_register_own(const char *signature, td_rpc_fn fn);
 td_value *td__function_call(struct td__function_entry *entry, td_rpc_call *call,
                             td_value *const *args, int count);
 
+/** The same for a class. */
+td_status td__rpc_register_class_own(const td_rpc_class *rpc_class);
+
 /** The class of a name, with one reference; NULL if there is none. */
 struct td__rpc_class_entry *td__class_find(const char *name);
 void td__class_release(struct td__rpc_class_entry *entry);

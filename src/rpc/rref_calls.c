@@ -268,6 +268,8 @@ td_status td__rref_register(void)
                 "td.method(id: int, method: text, args: list, kwargs: map)", serve_method);
         if (!status)
             status = td__dist_autograd_register();
+        if (!status)
+            status = td__dist_optimizer_register();
         registered = !status;
     }
     pthread_mutex_unlock(&once);
