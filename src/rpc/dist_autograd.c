@@ -360,13 +360,14 @@ static td_value *serve_backward(td_rpc_call *call, td_value *const *args, int co
 }
 
 /* Ends the pass of a context after a failure elsewhere. */
-static void fail_pass(struct td__grad_context *context, uint64_t number, const char *text)
+static void fail_pass(struct td__grad_context *context, uint64_t number, td_status status,
+                      const char *text)
 {
     struct td__dist_pass *unused = NULL;
     pthread_mutex_lock(&context->lock);
     struct td__dist_pass *pass = context->pass;
     if (pass && pass->number == number && pass->running) {
-        td__pass_fail(pass->pass, td_fail(TD_ERR_ABORTED, "%s", text));
+        td__pass_fail(pass->pass, td_fail(status, "%s", text));
     } else if (pass && pass->number == number) {
         context->pass = NULL;
         unused = pass;
@@ -384,7 +385,7 @@ static td_value *serve_fail(td_rpc_call *call, td_value *const *args, int count)
     struct td__grad_context *context = find_context(call->agent, args[0]->integer);
     if (!context)
         return NULL;
-    fail_pass(context, (uint64_t)args[1]->integer, td_value_text(args[2]));
+    fail_pass(context, (uint64_t)args[1]->integer, TD_ERR_ABORTED, td_value_text(args[2]));
     td__context_release(context);
     return td_value_nil();
 }
@@ -446,6 +447,41 @@ static td_future *start_on(struct td__rpc_agent *agent, int rank, const char *fu
     return args ? td__call_start(agent, "td_dist_backward", rank, function, args, NULL) : NULL;
 }
 
+struct participant {
+    struct td__grad_context *context; /* retained */
+    uint64_t number;
+};
+
+/* A worker that takes part has finished. If it has failed, the pass here waits for gradients that never come. */
+static void on_finished(td_future *finished, void *arg)
+{
+    struct participant *participant = arg;
+    td_value *value = td__future_value(finished);
+    if (!value) {
+        struct td__error error;
+        td__error_save(&error);
+        fail_pass(participant->context, participant->number, error.status, error.text);
+    }
+    td_value_release(value);
+    td__context_release(participant->context);
+    free(participant);
+}
+
+static td_status follow(td_future *future, struct td__grad_context *context, uint64_t number)
+{
+    struct participant *participant = malloc(sizeof *participant);
+    if (!participant)
+        return td__fail_nomem("backward");
+    atomic_fetch_add(&context->users, 1);
+    *participant = (struct participant){.context = context, .number = number};
+    td_status status = td__future_on_complete(future, on_finished, participant);
+    if (status) {
+        td__context_release(context);
+        free(participant);
+    }
+    return status;
+}
+
 /* Runs the passes of all workers that take part. */
 static td_status run_all(struct td__rpc_agent *agent, struct td__grad_context *context,
                          uint64_t number, const bool *part)
@@ -459,16 +495,23 @@ static td_status run_all(struct td__rpc_agent *agent, struct td__grad_context *c
             continue;
         futures[count] = start_on(agent, r, "td.backward", context->id, number, NULL);
         if (futures[count])
-            count++;
+            status = follow(futures[count++], context, number);
         else
             status = td__error_status();
     }
     if (!status)
         status = run_pass(agent, context, number, td__deadline_in_ms(agent->timeout_ms));
     td__error_save(&error);
-    if (!status)
-        status = await(futures, count, NULL, 0);
-    else
+    /* What another worker has reported is the cause of a failure here. */
+    for (int i = 0; i < count; i++) {
+        TD_SCOPE;
+        bool ask = !status || td__future_is_complete(futures[i]);
+        if (ask && !td_future_wait(futures[i], 0)) {
+            status = td__error_status();
+            td__error_save(&error);
+        }
+    }
+    if (status)
         td__error_restore(&error);
     if (futures)
         release_all(futures, count);
@@ -505,7 +548,7 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
             if (r != agent->rank && context->workers[r])
                 td_future_release(
                     start_on(agent, r, "td.backward_fail", context->id, number, error.text));
-        fail_pass(context, number, error.text);
+        fail_pass(context, number, error.status, error.text);
         td__error_restore(&error);
     }
     release_all(futures, asked);
