@@ -53,6 +53,8 @@ enum { TD_VALUE_MAX_DEPTH = 64 };
 TD_API td_value *td_value_nil(void);
 TD_API td_value *td_value_from_bool(bool value);
 TD_API td_value *td_value_from_int(int64_t value);
+/** TD_ERR_INVALID above INT64_MAX. */
+TD_API td_value *td_value_from_unsigned(uint64_t value);
 TD_API td_value *td_value_from_float(double value);
 
 /** Copies the text, which ends with a NUL; and `size` bytes. TD_ERR_INVALID for text that is not
@@ -72,7 +74,8 @@ TD_API td_value *td_value_from_rref(td_rref *rref);
  *  sent itself. */
 TD_API td_value *td_value_from_future(td_future *future);
 
-/** An object of a registered class, which takes `object` over, also if this fails. */
+/** An object of a registered class. Takes `object` over, also if this fails; except TD_ERR_INVALID, if there is no class
+ *  of this name to destroy it. */
 TD_API td_value *td_value_from_object(const char *class_name, void *object);
 
 /** A list of values, td_value_list(TD_VALUES(a, b)): NULL if one of them is. */
@@ -80,7 +83,8 @@ TD_API td_value *td_value_list(td_value *const *values, int64_t count);
 #define TD_VALUES(...) TD_LIST(td_value *, __VA_ARGS__)
 
 /** An empty map; and sets `key` of a map that no other thread uses yet, over what was there. Returns
- *  the map, so that calls can be nested; NULL if `value` is NULL, and TD_ERR_INVALID if `map` is none. */
+ *  the map, so that calls can be nested; NULL if `value` is NULL, and TD_ERR_INVALID if `map` is none, or has become
+ *  an element of a list or map, or if the key is not UTF-8. */
 TD_API td_value *td_value_map(void);
 TD_API td_value *td_value_set(td_value *map, const char *key, td_value *value);
 
@@ -116,26 +120,29 @@ TD_API void *td_value_object(const td_value *value, const char *class_name);
 
 /** The number of elements of a list or map; 0 for others. */
 TD_API int64_t td_value_count(const td_value *value);
-/** Element `index` of a list, or of a map in the order of its keys' insertion; NULL outside of it. */
+/** Element `index` of a list, or of a map in the order of its keys' insertion; NULL, with TD_ERR_INVALID, outside of it. */
 TD_API td_value *td_value_at(const td_value *value, int64_t index);
 /** The key of element `index` of a map. */
 TD_API const char *td_value_key(const td_value *value, int64_t index);
 /** The element of a key; NULL if there is none, which is no error. */
 TD_API td_value *td_value_get(const td_value *map, const char *key);
 
-/** The value for people: {"x": [1, 2.5, "a"], "w": tensor f32 [2, 3]}. For td_bytes_free(). */
+/** The value for people: {"x": [1, 2.5, "a"], "w": tensor f32 [2, 3]}. A float has the digits that tell it from
+ *  others, and a point or an exponent. For td_bytes_free(). */
 TD_API td_status td_value_print(const td_value *value, td_bytes *text);
 
 /* ---- From C types -------------------------------------------------------------------------------
  *
  *     td_value_of(1)   td_value_of(0.5)   td_value_of("text")   td_value_of(tensor)   td_value_of(value)
  *     TD_ARGS(1, 0.5, tensor)             a list of such values, at most 12
- */
+ *
+ * In C11, `true`, `false` and comparisons are of type int; td_value_from_bool(true) makes a bool of them, in C++ and C23
+ * td_value_of(true) does. */
 
 /** Returns its argument. */
 TD_API td_value *td_value_same(td_value *value);
 
-#ifndef __cplusplus
+#ifndef __cplusplus /* C++ has its own at the end of this header */
 #define td_value_of(x)                                                                             \
     _Generic((x),                                                                                  \
         bool: td_value_from_bool,                                                                  \
@@ -148,8 +155,8 @@ TD_API td_value *td_value_same(td_value *value);
         unsigned: td_value_from_int,                                                               \
         long: td_value_from_int,                                                                   \
         long long: td_value_from_int,                                                              \
-        unsigned long: td_value_from_int,                                                          \
-        unsigned long long: td_value_from_int,                                                     \
+        unsigned long: td_value_from_unsigned,                                                     \
+        unsigned long long: td_value_from_unsigned,                                                \
         float: td_value_from_float,                                                                \
         double: td_value_from_float,                                                               \
         char *: td_value_from_text,                                                                \
@@ -182,6 +189,85 @@ TD_API td_value *td_value_same(td_value *value);
 
 #ifdef __cplusplus
 }
+
+/* Smaller integers are promoted to int, and float to double. */
+inline td_value *td_value_of(bool value)
+{
+    return td_value_from_bool(value);
+}
+
+inline td_value *td_value_of(int value)
+{
+    return td_value_from_int(value);
+}
+
+inline td_value *td_value_of(unsigned value)
+{
+    return td_value_from_int(value);
+}
+
+inline td_value *td_value_of(long value)
+{
+    return td_value_from_int(value);
+}
+
+inline td_value *td_value_of(long long value)
+{
+    return td_value_from_int(value);
+}
+
+inline td_value *td_value_of(unsigned long value)
+{
+    return td_value_from_unsigned(value);
+}
+
+inline td_value *td_value_of(unsigned long long value)
+{
+    return td_value_from_unsigned(value);
+}
+
+inline td_value *td_value_of(double value)
+{
+    return td_value_from_float(value);
+}
+
+inline td_value *td_value_of(const char *text)
+{
+    return td_value_from_text(text);
+}
+
+inline td_value *td_value_of(char *text)
+{
+    return td_value_from_text(text);
+}
+
+inline td_value *td_value_of(td_tensor *tensor)
+{
+    return td_value_from_tensor(tensor);
+}
+
+inline td_value *td_value_of(td_module *module)
+{
+    return td_value_from_module(module);
+}
+
+inline td_value *td_value_of(td_rref *rref)
+{
+    return td_value_from_rref(rref);
+}
+
+inline td_value *td_value_of(td_future *future)
+{
+    return td_value_from_future(future);
+}
+
+inline td_value *td_value_of(td_value *value)
+{
+    return value;
+}
+
+/* Any other pointer would become a bool. */
+template <typename type> td_value *td_value_of(type *pointer) = delete;
 #endif
 
 #endif

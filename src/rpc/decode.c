@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Elements for which there is room at once: lists in lists could promise more than there is in the bytes. */
+enum { MAX_RESERVED = 256 };
+
 struct decoder {
     const td__codec_fns *fns;
     void *arg;
@@ -86,7 +89,7 @@ static td_value *get_list(struct decoder *decoder, uint64_t count)
 {
     if (count > left(decoder)) /* each element has a byte at least */
         return invalid("they are cut off");
-    td_value *list = td__value_new_list((int64_t)count);
+    td_value *list = td__value_new_list((int64_t)(count < MAX_RESERVED ? count : MAX_RESERVED));
     for (uint64_t i = 0; list && i < count; i++) {
         td_value *item = get(decoder);
         if (!item || !td__value_append(list, NULL, item)) {
@@ -105,15 +108,12 @@ static char *get_key(struct decoder *decoder)
     if (decoder->at == decoder->end)
         return invalid("they are cut off");
     uint8_t head = *decoder->at++;
-    bool is_text = true;
     if ((head & 0xe0) == 0xa0)
         size = head & 31;
-    else if (head >= 0xd9 && head <= 0xdb)
-        is_text = get_number(decoder, 1 << (head - 0xd9), &size);
-    else
-        is_text = false;
-    if (!is_text)
+    else if (head < 0xd9 || head > 0xdb)
         return invalid("a key is not a text");
+    else if (!get_number(decoder, 1 << (head - 0xd9), &size))
+        return invalid("they are cut off");
     const char *text = get_bytes(decoder, size);
     if (!text)
         return NULL;
@@ -125,43 +125,30 @@ static char *get_key(struct decoder *decoder)
     return key;
 }
 
-static int compare_keys(const void *a, const void *b)
+/* A key and its element; false if they are not valid. */
+static bool get_entry(struct decoder *decoder, td_value *map)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-static bool has_duplicates(const td_value *map)
-{
-    char **keys = malloc(sizeof *keys * (size_t)(map->count ? map->count : 1));
-    bool found = !keys;
-    for (int64_t i = 0; keys && i < map->count; i++)
-        keys[i] = map->keys[i];
-    if (keys)
-        qsort(keys, (size_t)map->count, sizeof *keys, compare_keys);
-    for (int64_t i = 1; keys && i < map->count && !found; i++)
-        found = !strcmp(keys[i - 1], keys[i]);
-    free(keys);
-    return found;
+    char *key = get_key(decoder);
+    td_value *item = key ? get(decoder) : NULL;
+    if (item && td__value_find(map, key) >= 0)
+        invalid("a map has a key twice");
+    else if (item && td__value_append(map, key, item))
+        return true;
+    free(key);
+    td_value_release(item);
+    return false;
 }
 
 static td_value *get_map(struct decoder *decoder, uint64_t count)
 {
     if (count > left(decoder) / 2)
         return invalid("they are cut off");
-    td_value *map = td__value_create(TD_VALUE_MAP, 0);
+    td_value *map = td__value_new_map();
     for (uint64_t i = 0; map && i < count; i++) {
-        char *key = get_key(decoder);
-        td_value *item = key ? get(decoder) : NULL;
-        if (!item || !td__value_append(map, key, item)) {
-            free(key);
-            td_value_release(item);
+        if (!get_entry(decoder, map)) {
             td_value_release(map);
             return NULL;
         }
-    }
-    if (map && has_duplicates(map)) {
-        td_value_release(map);
-        return invalid("a map has a key twice");
     }
     return map;
 }
@@ -171,7 +158,7 @@ static td_value *get_map(struct decoder *decoder, uint64_t count)
 static td_value *get_tensor(struct decoder *decoder, const void *bytes, size_t size)
 {
     td_tensor *tensor = size == 4 ? decoder->fns->get_tensor(decoder->arg, td__load_u32(bytes))
-                                  : invalid("a tensor");
+                                  : invalid("the number of a tensor has 4 bytes");
     td_value *value = tensor ? td__value_create(TD_VALUE_TENSOR, 0) : NULL;
     if (value)
         value->tensor = tensor;
@@ -227,8 +214,8 @@ static td_value *get_pair(struct decoder *decoder, bool module, const void *byte
     if (!pair)
         return NULL;
     if (pair->kind != TD_VALUE_LIST || pair->count != 2 || pair->items[0]->kind != TD_VALUE_TEXT ||
-        inner.at != inner.end)
-        invalid("an object");
+        inner.at != inner.end || (module && pair->items[0]->size))
+        invalid("an object is a list of a name and a value");
     else if (module)
         result = make_module(pair->items[1]);
     else
@@ -333,7 +320,7 @@ static td_value *get_any(struct decoder *decoder)
 static td_value *get(struct decoder *decoder)
 {
     if (decoder->depth > TD_VALUE_MAX_DEPTH)
-        return invalid("it is nested too deep");
+        return invalid("they are nested too deep");
     decoder->depth++;
     td_value *value = get_any(decoder);
     decoder->depth--;

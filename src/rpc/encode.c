@@ -10,6 +10,7 @@ struct encoder {
     const td__codec_fns *fns;
     void *arg;
     struct td__buffer *bytes;
+    int depth; /* as the decoder counts it */
 };
 
 /* ---- Numbers in the byte order of msgpack ------------------------------------------------------ */
@@ -72,14 +73,22 @@ static void put_text(struct td__buffer *bytes, const char *text, size_t size)
     td__buffer_put(bytes, text, size);
 }
 
-static void put_ext(struct td__buffer *bytes, uint8_t type, const void *data, size_t size)
+static td_status check_size(size_t size)
 {
-    if (size == 4)
-        td__buffer_put_u8(bytes, 0xd6);
-    else
-        put_size(bytes, 0, 0, 0xc7, true, size);
+    return size <= UINT32_MAX ? TD_OK
+                              : td_fail(TD_ERR_INVALID,
+                                        "%zu bytes are too many for one value; use a tensor", size);
+}
+
+static td_status put_ext(struct td__buffer *bytes, uint8_t type, const struct td__buffer *data)
+{
+    if (data->failed)
+        return td__fail_nomem("rpc");
+    TD_TRY(check_size(data->size));
+    put_size(bytes, 0, 0, 0xc7, true, data->size);
     td__buffer_put_u8(bytes, type);
-    td__buffer_put(bytes, data, size);
+    td__buffer_put(bytes, data->data, data->size);
+    return TD_OK;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
@@ -89,10 +98,10 @@ static td_status put(struct encoder *encoder, const td_value *value);
 static td_status put_tensor(struct encoder *encoder, td_tensor *tensor)
 {
     uint32_t number;
-    uint8_t at[4];
     TD_TRY(encoder->fns->put_tensor(encoder->arg, tensor, &number));
-    td__store_u32(at, number);
-    put_ext(encoder->bytes, TD__EXT_TENSOR, at, sizeof at);
+    td__buffer_put_u8(encoder->bytes, 0xd6);
+    td__buffer_put_u8(encoder->bytes, TD__EXT_TENSOR);
+    td__buffer_put_u32(encoder->bytes, number);
     return TD_OK;
 }
 
@@ -100,10 +109,8 @@ static td_status put_rref(struct encoder *encoder, td_rref *rref)
 {
     struct td__buffer bytes = {0};
     td_status status = encoder->fns->put_rref(encoder->arg, rref, &bytes);
-    if (!status && !bytes.failed)
-        put_ext(encoder->bytes, TD__EXT_RREF, bytes.data, bytes.size);
-    if (!status && bytes.failed)
-        status = td__fail_nomem("rpc");
+    if (!status)
+        status = put_ext(encoder->bytes, TD__EXT_RREF, &bytes);
     td__buffer_free(&bytes);
     return status;
 }
@@ -113,14 +120,14 @@ static td_status put_pair(struct encoder *encoder, uint8_t type, const char *nam
                           const td_value *value)
 {
     struct td__buffer bytes = {0};
-    struct encoder inner = {.fns = encoder->fns, .arg = encoder->arg, .bytes = &bytes};
+    struct encoder inner = *encoder;
+    inner.bytes = &bytes;
+    inner.depth++; /* the list */
     put_size(&bytes, 0x90, 16, 0xdc, false, 2);
     put_text(&bytes, name, strlen(name));
     td_status status = put(&inner, value);
-    if (!status && bytes.failed)
-        status = td__fail_nomem("rpc");
     if (!status)
-        put_ext(encoder->bytes, type, bytes.data, bytes.size);
+        status = put_ext(encoder->bytes, type, &bytes);
     td__buffer_free(&bytes);
     return status;
 }
@@ -130,7 +137,7 @@ static td_status put_object(struct encoder *encoder, const td_value *value)
     TD_SCOPE;
     td_value *packed = td__class_pack(value->object_class, value->object);
     if (!packed)
-        return td__error_status() ? td__error_status() : TD_ERR_INVALID;
+        return td__error_status();
     return put_pair(encoder, TD__EXT_OBJECT, td__class_name(value->object_class), packed);
 }
 
@@ -154,14 +161,17 @@ static td_status put_items(struct encoder *encoder, const td_value *value)
     put_size(encoder->bytes, map ? 0x80 : 0x90, 16, map ? 0xde : 0xdc, false,
              (uint64_t)value->count);
     for (int64_t i = 0; i < value->count; i++) {
-        if (map)
-            put_text(encoder->bytes, value->keys[i], strlen(value->keys[i]));
+        if (map) {
+            size_t size = strlen(value->keys[i]);
+            TD_TRY(check_size(size));
+            put_text(encoder->bytes, value->keys[i], size);
+        }
         TD_TRY(at_element(put(encoder, value->items[i]), value, i));
     }
     return TD_OK;
 }
 
-static td_status put(struct encoder *encoder, const td_value *value)
+static td_status put_any(struct encoder *encoder, const td_value *value)
 {
     struct td__buffer *bytes = encoder->bytes;
     switch (value->kind) {
@@ -179,9 +189,7 @@ static td_status put(struct encoder *encoder, const td_value *value)
         return TD_OK;
     case TD_VALUE_TEXT:
     case TD_VALUE_BYTES:
-        if (value->size > UINT32_MAX)
-            return td_fail(TD_ERR_INVALID, "%zu bytes are too many for one value; use a tensor",
-                           value->size);
+        TD_TRY(check_size(value->size));
         if (value->kind == TD_VALUE_TEXT) {
             put_text(bytes, (const char *)(value + 1), value->size);
         } else {
@@ -207,6 +215,17 @@ static td_status put(struct encoder *encoder, const td_value *value)
         break;
     }
     return td_fail(TD_ERR_INVALID, "a %s cannot be sent", td_value_kind_name(value->kind));
+}
+
+/* Lists and maps are bounded when they are made; objects that pack themselves as objects are not. */
+static td_status put(struct encoder *encoder, const td_value *value)
+{
+    if (encoder->depth > TD_VALUE_MAX_DEPTH)
+        return td_fail(TD_ERR_INVALID, "the values are nested deeper than %d", TD_VALUE_MAX_DEPTH);
+    encoder->depth++;
+    td_status status = put_any(encoder, value);
+    encoder->depth--;
+    return status;
 }
 
 td_status td__encode(const td_value *value, const td__codec_fns *fns, void *arg,

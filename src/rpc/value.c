@@ -1,4 +1,4 @@
-/* Values: making and reading them; see value.h. */
+/* Values: making and reading them; see value.h. Lists and maps are filled by value_items.c. */
 #include "rpc/value_internal.h"
 
 #include "base/fail.h"
@@ -15,7 +15,7 @@
 
 td_value *td__value_create(td_value_kind kind, size_t more)
 {
-    td_value *value = malloc(sizeof *value + more);
+    td_value *value = more < SIZE_MAX - sizeof *value ? malloc(sizeof *value + more) : NULL;
     if (!value) {
         td__fail_nomem("value");
         return NULL;
@@ -38,14 +38,7 @@ static void destroy(td_value *value)
     switch (value->kind) {
     case TD_VALUE_LIST:
     case TD_VALUE_MAP:
-        for (int64_t i = 0; i < value->count; i++) {
-            td_value_release(value->items[i]);
-            if (value->keys)
-                free(value->keys[i]);
-        }
-        free(value->keys);
-        if (value->items != value->few)
-            free(value->items);
+        td__value_free_items(value);
         break;
     case TD_VALUE_TENSOR:
         td_tensor_release(value->tensor);
@@ -111,6 +104,15 @@ td_value *td_value_from_bool(bool boolean)
     return td__value_adopt(value);
 }
 
+td_value *td_value_from_unsigned(uint64_t integer)
+{
+    if (integer <= INT64_MAX)
+        return td_value_from_int((int64_t)integer);
+    td_fail(TD_ERR_INVALID, "td_value_from_unsigned: %llu is above 2^63 - 1, the largest integer",
+            (unsigned long long)integer);
+    return NULL;
+}
+
 td_value *td_value_from_int(int64_t integer)
 {
     td_value *value = td__value_create(TD_VALUE_INT, 0);
@@ -141,7 +143,7 @@ bool td__is_utf8(const char *text, size_t size)
 
 td_value *td__value_new_bytes(td_value_kind kind, const void *data, size_t size)
 {
-    td_value *value = td__value_create(kind, size + 1);
+    td_value *value = td__value_create(kind, size < SIZE_MAX ? size + 1 : size);
     if (!value)
         return NULL;
     value->size = size;
@@ -155,11 +157,12 @@ td_value *td_value_from_text(const char *text)
 {
     if (!text)
         return td__null(__func__);
-    if (!td__is_utf8(text, strlen(text))) {
+    size_t size = strlen(text);
+    if (!td__is_utf8(text, size)) {
         td_fail(TD_ERR_INVALID, "td_value_from_text: the text is not UTF-8; send it as bytes");
         return NULL;
     }
-    return td__value_adopt(td__value_new_bytes(TD_VALUE_TEXT, text, strlen(text)));
+    return td__value_adopt(td__value_new_bytes(TD_VALUE_TEXT, text, size));
 }
 
 td_value *td_value_from_bytes(const void *data, size_t size)
@@ -230,131 +233,6 @@ td_value *td__value_new_object(struct td__rpc_class_entry *entry, void *object)
     return value;
 }
 
-/* ---- Lists and maps -------------------------------------------------------------------------- */
-
-td_value *td__value_new_list(int64_t count)
-{
-    td_value *value = td__value_create(TD_VALUE_LIST, 0);
-    if (!value)
-        return NULL;
-    value->items = count <= TD__VALUE_FEW ? value->few
-                                          : malloc(sizeof *value->items * (size_t)count);
-    if (!value->items) {
-        free(value);
-        td__fail_nomem("value");
-        return NULL;
-    }
-    value->capacity = count;
-    return value;
-}
-
-static int depth_of(const td_value *value)
-{
-    return value->kind == TD_VALUE_LIST || value->kind == TD_VALUE_MAP ? value->depth : 0;
-}
-
-/* Whether `value` may become an element of `parent`, whose depth grows by that. */
-static bool nest(td_value *parent, const td_value *value)
-{
-    int depth = depth_of(value) + 1;
-    if (depth > TD_VALUE_MAX_DEPTH) {
-        td_fail(TD_ERR_INVALID, "lists and maps are nested deeper than %d", TD_VALUE_MAX_DEPTH);
-        return false;
-    }
-    if (depth > parent->depth)
-        parent->depth = depth;
-    return true;
-}
-
-td_value *td_value_list(td_value *const *values, int64_t count)
-{
-    if (count < 0 || (count && !values)) {
-        td_fail(TD_ERR_INVALID, "td_value_list: %s",
-                count < 0 ? "the count is negative" : "the values are NULL");
-        return NULL;
-    }
-    for (int64_t i = 0; i < count; i++)
-        if (!values[i])
-            return td__null(__func__);
-    td_value *list = td__value_new_list(count);
-    for (int64_t i = 0; list && i < count; i++) {
-        if (!nest(list, values[i])) {
-            td_value_release(list);
-            return NULL;
-        }
-        list->items[list->count++] = td_value_retain(values[i]);
-    }
-    return td__value_adopt(list);
-}
-
-bool td__value_append(td_value *parent, char *key, td_value *item)
-{
-    bool grown = parent->count < parent->capacity;
-    if (!grown) {
-        int64_t capacity = parent->capacity ? 2 * parent->capacity : 8;
-        td_value **items = realloc(parent->items, sizeof *items * (size_t)capacity);
-        parent->items = items ? items : parent->items;
-        char **keys = items && parent->kind == TD_VALUE_MAP
-                          ? realloc(parent->keys, sizeof *keys * (size_t)capacity)
-                          : NULL;
-        parent->keys = keys ? keys : parent->keys;
-        grown = items && (keys || parent->kind != TD_VALUE_MAP);
-        if (grown)
-            parent->capacity = capacity;
-        else
-            td__fail_nomem("value");
-    }
-    if (!grown || !nest(parent, item))
-        return false;
-    if (parent->keys)
-        parent->keys[parent->count] = key;
-    parent->items[parent->count++] = item;
-    return true;
-}
-
-td_value *td_value_map(void)
-{
-    return td__value_adopt(td__value_create(TD_VALUE_MAP, 0));
-}
-
-static int64_t find_key(const td_value *map, const char *key)
-{
-    int64_t i = 0;
-    while (i < map->count && strcmp(map->keys[i], key) != 0)
-        i++;
-    return i;
-}
-
-td_value *td_value_set(td_value *map, const char *key, td_value *value)
-{
-    if (!map || !key || !value)
-        return td__null(__func__);
-    if (map->kind != TD_VALUE_MAP || !td__is_utf8(key, strlen(key))) {
-        td_fail(TD_ERR_INVALID, "td_value_set: %s",
-                map->kind == TD_VALUE_MAP ? "the key is not UTF-8" : "the value is not a map");
-        return NULL;
-    }
-    int64_t index = find_key(map, key);
-    if (index < map->count) {
-        if (!nest(map, value))
-            return NULL;
-        td_value_release(map->items[index]);
-        map->items[index] = td_value_retain(value);
-        return map;
-    }
-    char *copy = strdup(key);
-    if (!copy) {
-        td__fail_nomem("value");
-        return NULL;
-    }
-    if (!td__value_append(map, copy, value)) {
-        free(copy);
-        return NULL;
-    }
-    td_value_retain(value);
-    return map;
-}
-
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 td_value_kind td_value_kind_of(const td_value *value)
@@ -377,20 +255,29 @@ const char *td_value_kind_name(td_value_kind kind)
 /* Whether a value is of a kind; else the last error is set. */
 static bool is(const td_value *value, td_value_kind kind, const char *call)
 {
-    if (!value) {
-        td__fail_null(call);
-        return false;
-    }
-    if (value->kind == kind)
+    if (value && value->kind == kind)
         return true;
-    td_fail(TD_ERR_INVALID, "%s: the value is of kind %s, not %s", call,
-            td_value_kind_name(value->kind), td_value_kind_name(kind));
+    if (!value)
+        td__fail_null(call);
+    else
+        td_fail(TD_ERR_INVALID, "%s: the value is of kind %s, not %s", call,
+                td_value_kind_name(value->kind), td_value_kind_name(kind));
+    return false;
+}
+
+/* The same for a reading function with a result. */
+static bool readable(const td_value *value, td_value_kind kind, const void *result,
+                     const char *call)
+{
+    if (result)
+        return is(value, kind, call);
+    td__fail_null(call);
     return false;
 }
 
 td_status td_value_bool(const td_value *value, bool *result)
 {
-    if (!is(value, TD_VALUE_BOOL, __func__))
+    if (!readable(value, TD_VALUE_BOOL, result, __func__))
         return TD_ERR_INVALID;
     *result = value->boolean;
     return TD_OK;
@@ -398,7 +285,7 @@ td_status td_value_bool(const td_value *value, bool *result)
 
 td_status td_value_int(const td_value *value, int64_t *result)
 {
-    if (!is(value, TD_VALUE_INT, __func__))
+    if (!readable(value, TD_VALUE_INT, result, __func__))
         return TD_ERR_INVALID;
     *result = value->integer;
     return TD_OK;
@@ -406,11 +293,11 @@ td_status td_value_int(const td_value *value, int64_t *result)
 
 td_status td_value_float(const td_value *value, double *result)
 {
-    if (value && value->kind == TD_VALUE_INT) {
+    if (value && result && value->kind == TD_VALUE_INT) {
         *result = (double)value->integer;
         return TD_OK;
     }
-    if (!is(value, TD_VALUE_FLOAT, __func__))
+    if (!readable(value, TD_VALUE_FLOAT, result, __func__))
         return TD_ERR_INVALID;
     *result = value->number;
     return TD_OK;
@@ -423,7 +310,7 @@ const char *td_value_text(const td_value *value)
 
 const void *td_value_bytes(const td_value *value, size_t *size)
 {
-    if (!is(value, TD_VALUE_BYTES, __func__))
+    if (!readable(value, TD_VALUE_BYTES, size, __func__))
         return NULL;
     *size = value->size;
     return value + 1;
@@ -462,35 +349,41 @@ void *td_value_object(const td_value *value, const char *class_name)
 
 int64_t td_value_count(const td_value *value)
 {
-    return value && (value->kind == TD_VALUE_LIST || value->kind == TD_VALUE_MAP) ? value->count
-                                                                                  : 0;
+    bool holds = value && (value->kind == TD_VALUE_LIST || value->kind == TD_VALUE_MAP);
+    return holds ? value->count : 0;
+}
+
+/* Whether `value` has an element `index`; else the last error is set. */
+static bool has_element(const td_value *value, int64_t index, const char *call)
+{
+    if (index >= 0 && index < value->count)
+        return true;
+    td_fail(TD_ERR_INVALID, "%s: there is no element %lld of %lld", call, (long long)index,
+            (long long)value->count);
+    return false;
 }
 
 td_value *td_value_at(const td_value *value, int64_t index)
 {
-    if (index >= 0 && index < td_value_count(value))
-        return value->items[index];
-    if (value)
-        td_fail(TD_ERR_INVALID, "td_value_at: there is no element %lld of %lld", (long long)index,
-                (long long)td_value_count(value));
-    return NULL;
+    bool is_map = td_value_kind_of(value) == TD_VALUE_MAP;
+    if (!is_map && !is(value, TD_VALUE_LIST, __func__))
+        return NULL;
+    return has_element(value, index, __func__) ? value->items[index] : NULL;
 }
 
 const char *td_value_key(const td_value *value, int64_t index)
 {
     if (!is(value, TD_VALUE_MAP, __func__))
         return NULL;
-    if (index >= 0 && index < value->count)
-        return value->keys[index];
-    td_fail(TD_ERR_INVALID, "td_value_key: there is no element %lld of %lld", (long long)index,
-            (long long)value->count);
-    return NULL;
+    return has_element(value, index, __func__) ? value->keys[index] : NULL;
 }
 
 td_value *td_value_get(const td_value *map, const char *key)
 {
-    if (!key || td_value_kind_of(map) != TD_VALUE_MAP)
+    if (!key)
+        return td__null(__func__);
+    if (!is(map, TD_VALUE_MAP, __func__))
         return NULL;
-    int64_t index = find_key(map, key);
-    return index < map->count ? map->items[index] : NULL;
+    int64_t index = td__value_find(map, key);
+    return index >= 0 ? map->items[index] : NULL;
 }

@@ -6,6 +6,7 @@
 #include "tensor/tensor_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void put(struct td__buffer *out, const char *text)
@@ -17,16 +18,37 @@ static void put_quoted(struct td__buffer *out, const char *text)
 {
     put(out, "\"");
     for (; *text; text++) {
+        char escape[8];
         if (*text == '"' || *text == '\\')
-            put(out, "\\");
-        td__buffer_put_u8(out, (uint8_t)*text);
+            snprintf(escape, sizeof escape, "\\%c", *text);
+        else if (*text == '\n')
+            snprintf(escape, sizeof escape, "\\n");
+        else if ((unsigned char)*text < ' ' || *text == 127)
+            snprintf(escape, sizeof escape, "\\x%02x", (unsigned)*text);
+        else
+            snprintf(escape, sizeof escape, "%c", *text);
+        put(out, escape);
     }
     put(out, "\"");
 }
 
+/* The fewest digits that read back as the same number. */
+static void put_float(struct td__buffer *out, double number)
+{
+    char text[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, number);
+        if (strtod(text, NULL) == number)
+            break;
+    }
+    put(out, text);
+    if (strspn(text, "-0123456789") == strlen(text))
+        put(out, ".0");
+}
+
 static void print(struct td__buffer *out, const td_value *value)
 {
-    char text[TD_RPC_MAX_NAME + 64];
+    char text[32];
     switch (value->kind) {
     case TD_VALUE_BOOL:
         put(out, value->boolean ? "true" : "false");
@@ -36,8 +58,7 @@ static void print(struct td__buffer *out, const td_value *value)
         put(out, text);
         break;
     case TD_VALUE_FLOAT:
-        snprintf(text, sizeof text, "%g", value->number);
-        put(out, text);
+        put_float(out, value->number);
         break;
     case TD_VALUE_TEXT:
         put_quoted(out, (const char *)(value + 1));
@@ -60,13 +81,14 @@ static void print(struct td__buffer *out, const td_value *value)
         put(out, value->kind == TD_VALUE_MAP ? "}" : "]");
         break;
     case TD_VALUE_TENSOR:
-        snprintf(text, sizeof text, "tensor %s %s", td_dtype_name(value->tensor->layout.dtype),
-                 td__shape_of(value->tensor));
-        put(out, text);
+        put(out, "tensor ");
+        put(out, td_dtype_name(value->tensor->layout.dtype));
+        put(out, " ");
+        put(out, td__shape_of(value->tensor));
         break;
     case TD_VALUE_RREF:
-        snprintf(text, sizeof text, "reference on \"%s\"", td_rref_owner(value->rref));
-        put(out, text);
+        put(out, "reference on ");
+        put_quoted(out, td_rref_owner(value->rref));
         break;
     case TD_VALUE_OBJECT:
         put(out, td__class_name(value->object_class));
