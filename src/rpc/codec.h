@@ -30,8 +30,9 @@ typedef struct td__codec_fns {
     td_rref *(*get_rref)(void *arg, const void *bytes, size_t size);
 } td__codec_fns;
 
-/** Appends a value. TD_ERR_INVALID for one that cannot be sent (a future, an object without pack, a value that is
- *  nested too deep), and the error says where it is: "args[2]["x"]: a future cannot be sent". */
+/** Appends a value. TD_ERR_INVALID for one that cannot be sent (a future, a value that is nested too deep), and
+ *  TD_ERR_UNSUPPORTED for an object without pack; the error begins with the place in a list or map: "[2]["x"]: a future
+ *  cannot be sent". */
 td_status td__encode(const td_value *value, const td__codec_fns *fns, void *arg,
                      struct td__buffer *bytes);
 

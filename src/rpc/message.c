@@ -133,8 +133,12 @@ void td__message_free(struct td__message *message)
 {
     if (!message)
         return;
-    for (uint32_t i = 0; i < message->count; i++)
-        td_tensor_release(message->tensors[i]);
+    for (uint32_t i = 0; i < message->count; i++) {
+        struct td__outgoing_tensor *outgoing = &message->tensors[i];
+        if (!outgoing->tensor && !message->size)
+            td__rpc_lease_end(message->agent, message->to, outgoing->lease);
+        td_tensor_release(outgoing->tensor);
+    }
     for (int i = 0; i < message->recorded_count; i++)
         td_tensor_release(message->recorded[i]);
     free(message->recorded);
@@ -147,7 +151,7 @@ void td__message_free(struct td__message *message)
 static bool grow_tensors(struct td__message *message)
 {
     uint32_t capacity = message->capacity ? 2 * message->capacity : 4;
-    td_tensor **tensors = realloc(message->tensors, sizeof *tensors * capacity);
+    struct td__outgoing_tensor *tensors = realloc(message->tensors, sizeof *tensors * capacity);
     if (!tensors)
         return false;
     message->tensors = tensors;
@@ -195,7 +199,7 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
     }
     put_record(&message->bytes, &record);
     *number = message->count;
-    message->tensors[message->count++] = kept;
+    message->tensors[message->count++] = (struct td__outgoing_tensor){kept, record.lease};
     return TD_OK;
 }
 
@@ -232,8 +236,8 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
     header->body = (uint32_t)body;
     header->elements = 0;
     for (uint32_t i = 0; i < message->count; i++)
-        if (message->tensors[i])
-            header->elements += layout_bytes(&message->tensors[i]->layout);
+        if (message->tensors[i].tensor)
+            header->elements += layout_bytes(&message->tensors[i].tensor->layout);
     td__message_header_write(header, message->bytes.data);
     message->size = message->bytes.size + header->elements;
     return TD_OK;
@@ -248,7 +252,7 @@ const void *td__message_next(const struct td__message *message, size_t *size)
     }
     at -= message->bytes.size;
     for (uint32_t i = 0; i < message->count; i++) {
-        td_tensor *tensor = message->tensors[i];
+        td_tensor *tensor = message->tensors[i].tensor;
         size_t bytes = tensor ? layout_bytes(&tensor->layout) : 0;
         if (at < bytes) {
             *size = bytes - at;
@@ -288,8 +292,9 @@ struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
     return incoming;
 }
 
+/* `left`: bytes of the message's elements that no record has claimed yet. */
 static td_status make_tensor(struct td__incoming *incoming, struct td__reader *reader,
-                             td_tensor **tensor, size_t *size, bool *recorded)
+                             uint64_t left, td_tensor **tensor, size_t *size, bool *recorded)
 {
     struct record record;
     TD_TRY(get_record(reader, &record));
@@ -299,8 +304,8 @@ static td_status make_tensor(struct td__incoming *incoming, struct td__reader *r
         return td__rpc_borrow(incoming->agent, incoming->from, record.lease, record.offset,
                               &record.layout, tensor);
     *size = layout_bytes(&record.layout);
-    if (*size > incoming->header.elements)
-        return td_fail(TD_ERR_INVALID, "a tensor record has more elements than the message");
+    if (*size > left)
+        return td_fail(TD_ERR_INVALID, "the tensor records have more elements than the message");
     *tensor = td__empty("rpc", record.layout.shape, record.layout.ndim, record.layout.dtype,
                         td__host_device());
     return *tensor ? TD_OK : td__error_status();
@@ -310,7 +315,7 @@ static td_status make_tensor(struct td__incoming *incoming, struct td__reader *r
 static td_status make_tensors(struct td__incoming *incoming)
 {
     uint32_t count = incoming->header.tensors;
-    uint64_t elements = 0;
+    uint64_t left = incoming->header.elements;
     struct td__reader reader = td__reader_of(incoming->bytes, incoming->header.records);
     incoming->tensors = calloc(count + 1, sizeof *incoming->tensors);
     incoming->sizes = calloc(count + 1, sizeof *incoming->sizes);
@@ -318,11 +323,11 @@ static td_status make_tensors(struct td__incoming *incoming)
     if (!incoming->tensors || !incoming->sizes || !incoming->recorded)
         return td__fail_nomem("rpc");
     for (uint32_t i = 0; i < count; i++) {
-        TD_TRY(make_tensor(incoming, &reader, &incoming->tensors[i], &incoming->sizes[i],
+        TD_TRY(make_tensor(incoming, &reader, left, &incoming->tensors[i], &incoming->sizes[i],
                            &incoming->recorded[i]));
-        elements += incoming->sizes[i];
+        left -= incoming->sizes[i];
     }
-    return td__reader_done(&reader) && elements == incoming->header.elements
+    return td__reader_done(&reader) && !left
                ? TD_OK
                : td_fail(TD_ERR_INVALID, "the tensor records are not valid");
 }

@@ -2,7 +2,8 @@
  *
  *     header            TD__HEADER_SIZE bytes
  *     tensor records    what each tensor is, and where its elements are
- *     body              msgpack: a request is [function, args, kwargs], a reply is the result, an error [status, text]
+ *     body              of a request: the function and the args, each with its size before it, and the kwargs; of a reply:
+ *                       the result. Values are msgpack (codec.h)
  *     elements          of those tensors that are inline, one after the other
  *
  * A tensor of at least TD__LEND_FROM bytes that goes to a worker of the same host is lent: only its place in the arena
@@ -50,6 +51,11 @@ bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
 
 struct td__rpc_agent;
 
+struct td__outgoing_tensor {
+    td_tensor *tensor; /* contiguous; NULL for one that is lent */
+    uint64_t lease;
+};
+
 /** A message that is sent, or waits for that. */
 struct td__message {
     struct td__message *next;
@@ -60,7 +66,7 @@ struct td__message {
     bool lends;     /* it is on this host */
     uint32_t count; /* tensors */
     uint32_t capacity;
-    td_tensor **tensors;  /* contiguous; NULL for one that is lent */
+    struct td__outgoing_tensor *tensors;
     bool records;         /* it is sent in a context of distributed autograd: keeps the … */
     td_tensor **recorded; /* … tensors that require grad */
     int recorded_count;
@@ -78,7 +84,7 @@ td_status td__message_put(struct td__message *message, const td_value *value);
 td_status td__message_seal(struct td__message *message, struct td__message_header *header,
                            size_t max);
 
-/** Frees it; one that was not sent takes its leases back. */
+/** Frees it; one that was not sealed takes its leases back. (Those of a worker that is lost end with it.) */
 void td__message_free(struct td__message *message);
 
 /** The next bytes to be written, at message->written. */

@@ -28,7 +28,7 @@ static struct td__map functions;
 
 void td__function_release(struct td__function_entry *entry)
 {
-    if (!entry || !entry->by_name.key) /* a method: its class owns it */
+    if (!entry || entry->is_method) /* its class owns it */
         return;
     if (atomic_fetch_sub(&entry->owners, 1) != 1)
         return;
@@ -94,13 +94,18 @@ td_status td__rpc_register_own(const char *signature, td_rpc_fn fn)
     return status;
 }
 
-static td_status check_name(const char *call, const char *signature)
+static td_status check_name(const char *name)
 {
-    return strncmp(signature, "td.", 3)
+    return strncmp(name, "td.", 3) != 0
                ? TD_OK
-               : td_fail(TD_ERR_INVALID,
-                         "%s: \"%s\": names that begin with \"td.\" are the library's", call,
-                         signature);
+               : td_fail(TD_ERR_INVALID, "\"%s\": names that begin with \"td.\" are the library's",
+                         name);
+}
+
+/* The text of a failure begins with the name of the public function. */
+static td_status name_call(const char *call, td_status status)
+{
+    return status ? td_fail(status, "%s: %s", call, td__error_text()) : TD_OK;
 }
 
 td_status td_rpc_register(const char *signature, td_rpc_fn fn, void *arg)
@@ -108,21 +113,20 @@ td_status td_rpc_register(const char *signature, td_rpc_fn fn, void *arg)
     struct td__function_entry *entry = NULL;
     if (!signature || !fn)
         return td__fail_null(__func__);
-    TD_TRY(check_name(__func__, signature));
-    TD_TRY(make(signature, fn, arg, &entry));
-    td_status status = add(entry);
-    if (status) {
-        td_fail(status, "td_rpc_register: %s", td__error_text());
+    TD_TRY(name_call(__func__, make(signature, fn, arg, &entry)));
+    td_status status = check_name(td__signature_name(entry->signature));
+    if (!status)
+        status = add(entry);
+    if (status)
         td__function_release(entry);
-    }
-    return status;
+    return name_call(__func__, status);
 }
 
 td_status td_rpc_unregister(const char *name)
 {
     if (!name)
         return td__fail_null(__func__);
-    TD_TRY(check_name(__func__, name));
+    TD_TRY(name_call(__func__, check_name(name)));
     pthread_rwlock_wrlock(&lock);
     struct td__map_node *node = td__map_find(&functions, name, strlen(name));
     if (node)
@@ -176,23 +180,44 @@ struct td__function_entry *td__method_find(struct td__rpc_class_entry *owner, co
     return NULL;
 }
 
+/* Sets the last error where a function of the class has returned NULL without doing so. */
+static void check_failure(const struct td__rpc_class_entry *entry, const char *function,
+                          uint64_t failures)
+{
+    if (failures == td__error_count())
+        td_fail(TD_ERR_INVALID, "%s of class \"%s\" returned NULL without an error", function,
+                entry->name);
+}
+
 td_value *td__class_pack(struct td__rpc_class_entry *entry, void *object)
 {
-    if (entry->pack)
-        return entry->pack(object);
-    td_fail(TD_ERR_UNSUPPORTED,
-            "an object of class \"%s\" cannot be sent: the class has no pack(); send a reference",
-            entry->name);
-    return NULL;
+    if (!entry->pack) {
+        td_fail(TD_ERR_UNSUPPORTED,
+                "an object of class \"%s\" cannot be sent: the class has no pack(); send a "
+                "reference",
+                entry->name);
+        return NULL;
+    }
+    uint64_t failures = td__error_count();
+    td_value *packed = entry->pack(object);
+    if (!packed)
+        check_failure(entry, "pack()", failures);
+    return packed;
 }
 
 void *td__class_unpack(struct td__rpc_class_entry *entry, td_value *packed)
 {
-    if (entry->unpack)
-        return entry->unpack(packed);
-    td_fail(TD_ERR_UNSUPPORTED,
-            "an object of class \"%s\" cannot be received: the class has no unpack()", entry->name);
-    return NULL;
+    if (!entry->unpack) {
+        td_fail(TD_ERR_UNSUPPORTED,
+                "an object of class \"%s\" cannot be received: the class has no unpack()",
+                entry->name);
+        return NULL;
+    }
+    uint64_t failures = td__error_count();
+    void *object = entry->unpack(packed);
+    if (!object)
+        check_failure(entry, "unpack()", failures);
+    return object;
 }
 
 static td_status add_methods(struct td__rpc_class_entry *made, const td_rpc_method *methods,
@@ -201,11 +226,15 @@ static td_status add_methods(struct td__rpc_class_entry *made, const td_rpc_meth
     for (int i = 0; i < count; i++) {
         struct td__signature *signature;
         if (!methods[i].fn)
-            return td__fail_null("td_rpc_register_class");
+            return td_fail(TD_ERR_INVALID, "the method \"%.200s\" has no function",
+                           methods[i].signature);
         TD_TRY(td__signature_parse(methods[i].signature, &signature));
         bool twice = td__method_find(made, td__signature_name(signature));
-        made->methods[made->method_count++] = (struct td__function_entry){
-            .signature = signature, .fn = methods[i].fn, .owner = made, .arg = arg};
+        made->methods[made->method_count++] = (struct td__function_entry){.is_method = true,
+                                                                          .signature = signature,
+                                                                          .fn = methods[i].fn,
+                                                                          .owner = made,
+                                                                          .arg = arg};
         if (twice)
             return td_fail(TD_ERR_INVALID, "there are two methods \"%s\"",
                            td__signature_name(signature));
@@ -223,11 +252,11 @@ td_status td__rpc_register_class_own(const td_rpc_class *given)
                        given->signature);
     while (given->methods && given->methods[count].signature)
         count++;
-    TD_TRY(make(given->signature, NULL, given->arg, &entry));
+    TD_TRY(name_call(__func__, make(given->signature, NULL, given->arg, &entry)));
     struct td__rpc_class_entry *made = calloc(1, sizeof *made +
                                                      sizeof made->methods[0] * (size_t)count);
     char *name = made ? strdup(td__signature_name(entry->signature)) : NULL;
-    td_status status = name ? TD_OK : td__fail_nomem("rpc");
+    td_status status = name ? check_name(name) : td__fail_nomem("rpc");
     if (made) {
         atomic_init(&made->owners, 1);
         made->name = name;
@@ -241,12 +270,9 @@ td_status td__rpc_register_class_own(const td_rpc_class *given)
         status = add_methods(made, given->methods, count, given->arg);
     if (!status)
         status = add(entry);
-    if (status) {
-        entry->by_name.key = "";
-        td_fail(status, "td_rpc_register_class: %s", td__error_text());
+    if (status)
         td__function_release(entry);
-    }
-    return status;
+    return name_call(__func__, status);
 }
 
 td_status td_rpc_register_class(const td_rpc_class *given)

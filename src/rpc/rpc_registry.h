@@ -13,7 +13,8 @@
 /** A function, a constructor or a method. */
 struct td__function_entry {
     struct td__map_node by_name;
-    atomic_int owners;
+    bool is_method;
+    atomic_int owners; /* of a function or constructor */
     struct td__signature *signature;
     td_rpc_fn fn;
     struct td__rpc_class_entry

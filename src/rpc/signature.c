@@ -4,8 +4,8 @@
 #include "base/fail.h"
 #include "rpc/rpc_registry.h"
 
-#include <ctype.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +40,13 @@ static td_status wrong(const struct parser *parser, const char *expected)
                    parser->text, parser->at, expected);
 }
 
+/* A mistake in what was just read, from `at` on. */
+static td_status wrong_at(struct parser *parser, const char *at, const char *expected)
+{
+    parser->at = at;
+    return wrong(parser, expected);
+}
+
 static void skip_space(struct parser *parser)
 {
     while (*parser->at == ' ' || *parser->at == '\t' || *parser->at == '\n')
@@ -55,23 +62,36 @@ static bool take(struct parser *parser, const char *token)
     return true;
 }
 
-/* A name: a letter or '_', then letters, digits, and '.' where `dots`. For free(). */
-static char *take_name(struct parser *parser, bool dots)
+/* Not those of <ctype.h>, which depend on the locale. */
+static bool is_letter(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* A name: a letter or '_', then letters and digits; where `dots`, several of these with a '.' between them. For
+ * free(). `expected` is for the error. */
+static td_status take_name(struct parser *parser, bool dots, const char *expected, char **name)
 {
     skip_space(parser);
     const char *start = parser->at;
-    if (isalpha((unsigned char)*parser->at) || *parser->at == '_')
-        while (isalnum((unsigned char)*parser->at) || *parser->at == '_' ||
-               (dots && *parser->at == '.' && strncmp(parser->at, "...", 3) != 0))
-            parser->at++;
-    return parser->at > start ? strndup(start, (size_t)(parser->at - start)) : NULL;
+    if (!is_letter(*start))
+        return wrong(parser, expected);
+    while (is_letter(*parser->at) || is_digit(*parser->at) ||
+           (dots && *parser->at == '.' && is_letter(parser->at[1])))
+        parser->at++;
+    *name = strndup(start, (size_t)(parser->at - start));
+    return *name ? TD_OK : td__fail_nomem("rpc");
 }
 
 static td_status parse_type(struct parser *parser, struct parameter *parameter)
 {
-    char *type = take_name(parser, true);
-    if (!type)
-        return wrong(parser, "a type");
+    char *type = NULL;
+    TD_TRY(take_name(parser, true, "a type", &type));
     parameter->kind = CLASS;
     if (!strcmp(type, "any"))
         parameter->kind = ANY;
@@ -85,32 +105,48 @@ static td_status parse_type(struct parser *parser, struct parameter *parameter)
     return TD_OK;
 }
 
-static td_value *number_value(struct parser *parser)
+static td_status parse_number(struct parser *parser, td_value **value)
 {
     char *end_int, *end_float;
+    const char *digits = parser->at + (*parser->at == '-' || *parser->at == '+');
+    if (!is_digit(*digits) && *digits != '.') /* strtod() takes "nan" and others, too */
+        return wrong(parser, "nil, true, false, a number or a \"text\"");
     errno = 0;
     long long integer = strtoll(parser->at, &end_int, 10);
     bool fits = !errno;
     double number = strtod(parser->at, &end_float);
-    if (end_float == parser->at)
-        return NULL;
+    if (end_float == parser->at || !isfinite(number))
+        return wrong(parser, "a number that a double can hold");
     bool is_int = end_int == end_float && fits;
     parser->at = end_float;
-    td_value *value = td__value_create(is_int ? TD_VALUE_INT : TD_VALUE_FLOAT, 0);
-    if (value && is_int)
-        value->integer = integer;
-    else if (value)
-        value->number = number;
-    return value;
+    *value = td__value_create(is_int ? TD_VALUE_INT : TD_VALUE_FLOAT, 0);
+    if (*value && is_int)
+        (*value)->integer = integer;
+    else if (*value)
+        (*value)->number = number;
+    return TD_OK;
 }
 
-static td_value *text_value(struct parser *parser)
+static td_status parse_text(struct parser *parser, td_value **value)
 {
     const char *start = parser->at, *end = strchr(start, '"');
-    if (!end || !td__is_utf8(start, (size_t)(end - start)))
-        return NULL;
+    if (!end)
+        return wrong(parser, "'\"' at the end of a text");
+    if (!td__is_utf8(start, (size_t)(end - start)))
+        return wrong(parser, "a text in UTF-8");
     parser->at = end + 1;
-    return td__value_new_bytes(TD_VALUE_TEXT, start, (size_t)(end - start));
+    *value = td__value_new_bytes(TD_VALUE_TEXT, start, (size_t)(end - start));
+    return TD_OK;
+}
+
+/* One of the words that are values. */
+static bool take_word(struct parser *parser, const char *word)
+{
+    const char *start = parser->at;
+    if (take(parser, word) && !is_letter(*parser->at) && !is_digit(*parser->at))
+        return true;
+    parser->at = start;
+    return false;
 }
 
 static bool is_of(const struct parameter *parameter, const td_value *value)
@@ -126,24 +162,27 @@ static bool is_of(const struct parameter *parameter, const td_value *value)
 
 static td_status parse_default(struct parser *parser, struct parameter *parameter)
 {
-    bool truth = take(parser, "true");
-    td_value *value;
-    if (truth || take(parser, "false")) {
+    skip_space(parser);
+    const char *start = parser->at;
+    bool truth = take_word(parser, "true");
+    td_value *value = NULL;
+    if (truth || take_word(parser, "false")) {
         value = td__value_create(TD_VALUE_BOOL, 0);
         if (value)
             value->boolean = truth;
-    } else if (take(parser, "nil")) {
+    } else if (take_word(parser, "nil")) {
         value = td__value_create(TD_VALUE_NIL, 0);
         parameter->optional = true;
     } else if (take(parser, "\"")) {
-        value = text_value(parser);
+        TD_TRY(parse_text(parser, &value));
     } else {
-        value = number_value(parser);
+        TD_TRY(parse_number(parser, &value));
     }
     if (!value)
-        return wrong(parser, "nil, true, false, a number or a \"text\"");
+        return TD_ERR_NOMEM;
     parameter->preset = value;
-    return is_of(parameter, value) ? TD_OK : wrong(parser, "a default of the parameter's type");
+    return is_of(parameter, value) ? TD_OK
+                                   : wrong_at(parser, start, "a default of the parameter's type");
 }
 
 static td_status parse_parameter(struct parser *parser, struct td__signature *signature)
@@ -152,13 +191,14 @@ static td_status parse_parameter(struct parser *parser, struct td__signature *si
         return wrong(parser, "at most 64 parameters");
     if (signature->rest)
         return wrong(parser, "no parameter after one with \"...\"");
+    skip_space(parser);
+    const char *start = parser->at;
     struct parameter *parameter = &signature->parameters[signature->count++];
     parameter->kind = ANY;
-    if (!(parameter->name = take_name(parser, false)))
-        return wrong(parser, "the name of a parameter");
+    TD_TRY(take_name(parser, false, "the name of a parameter", &parameter->name));
     for (int i = 0; i < signature->count - 1; i++)
         if (!strcmp(signature->parameters[i].name, parameter->name))
-            return wrong(parser, "parameters with different names");
+            return wrong_at(parser, start, "a name that no other parameter has");
     signature->rest = take(parser, "...");
     if (take(parser, ":"))
         TD_TRY(parse_type(parser, parameter));
@@ -174,7 +214,7 @@ static td_status parse_parameter(struct parser *parser, struct td__signature *si
     }
     if (!parameter->preset && !signature->rest) {
         if (signature->required < signature->count - 1)
-            return wrong(parser, "parameters without a default before those with one");
+            return wrong_at(parser, start, "a default, since the parameter before has one");
         signature->required++;
     }
     return TD_OK;
@@ -182,8 +222,7 @@ static td_status parse_parameter(struct parser *parser, struct td__signature *si
 
 static td_status parse(struct parser *parser, struct td__signature *signature)
 {
-    if (!(signature->name = take_name(parser, true)))
-        return wrong(parser, "the name of a function");
+    TD_TRY(take_name(parser, true, "the name of a function", &signature->name));
     if (!take(parser, "("))
         return wrong(parser, "\"(\"");
     if (!take(parser, ")")) {
@@ -244,25 +283,28 @@ static td_status check(const struct td__signature *signature, int number, const 
         &signature->parameters[number < last || !signature->rest ? number : last];
     if (is_of(parameter, value))
         return TD_OK;
-    return td_fail(TD_ERR_INVALID, "%s(): argument %d (%s) is of type %s, not %s%s",
+    bool truth = parameter->kind == TD_VALUE_BOOL && value->kind == TD_VALUE_INT;
+    return td_fail(TD_ERR_INVALID, "%s(): argument %d (%s) is of type %s, not %s%s%s",
                    signature->name, number, parameter->name, kind_of(value),
                    parameter->kind == CLASS ? parameter->class_name
                                             : td_value_kind_name((td_value_kind)parameter->kind),
-                   parameter->optional ? " or nil" : "");
+                   parameter->optional ? " or nil" : "",
+                   truth ? "; td_value_from_bool(true) makes a bool" : "");
 }
 
 static td_status wrong_count(const struct td__signature *signature, int64_t given)
 {
     char range[48];
-    int most = signature->count;
+    int least = signature->required, most = signature->count;
     if (signature->rest)
-        snprintf(range, sizeof range, "at least %d", signature->required);
-    else if (signature->required == most)
+        snprintf(range, sizeof range, "at least %d", least);
+    else if (least == most)
         snprintf(range, sizeof range, "%d", most);
     else
-        snprintf(range, sizeof range, "%d to %d", signature->required, most);
+        snprintf(range, sizeof range, "%d to %d", least, most);
+    bool one = least == 1 && (most == 1 || signature->rest);
     return td_fail(TD_ERR_INVALID, "%s() takes %s argument%s, not %lld", signature->name, range,
-                   most == 1 && !signature->rest ? "" : "s", (long long)given);
+                   one ? "" : "s", (long long)given);
 }
 
 static td_status bind_named(const struct td__signature *signature, const td_value *kwargs,
