@@ -34,8 +34,15 @@ struct parser {
     const char *text, *at;
 };
 
-static td_status wrong(const struct parser *parser, const char *expected)
+static void skip_space(struct parser *parser)
 {
+    while (*parser->at == ' ' || *parser->at == '\t' || *parser->at == '\n')
+        parser->at++;
+}
+
+static td_status wrong(struct parser *parser, const char *expected)
+{
+    skip_space(parser);
     return td_fail(TD_ERR_INVALID, "the signature \"%.200s\" is wrong at \"%.20s\": expected %s",
                    parser->text, parser->at, expected);
 }
@@ -45,12 +52,6 @@ static td_status wrong_at(struct parser *parser, const char *at, const char *exp
 {
     parser->at = at;
     return wrong(parser, expected);
-}
-
-static void skip_space(struct parser *parser)
-{
-    while (*parser->at == ' ' || *parser->at == '\t' || *parser->at == '\n')
-        parser->at++;
 }
 
 static bool take(struct parser *parser, const char *token)

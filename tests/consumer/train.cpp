@@ -4,7 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
-namespace {
+namespace
+{
 
 enum { SAMPLES = 64, INPUTS = 4, STEPS = 40 };
 
@@ -53,6 +54,29 @@ bool check_lists()
            td_tensor_numel(td_zeros(TD_SHAPE(), TD_F32)) == 1 && !td_grad_enabled();
 }
 
+// Each C++ type becomes a value of its kind.
+bool check_values()
+{
+    TD_SCOPE;
+    size_t rows = 2;
+    const char *name = "w";
+    char text[] = "mutable";
+    td_tensor *x = td_zeros(TD_SHAPE(rows), TD_F32);
+    td_value *args = TD_ARGS(true, 'a', rows, -1, 0.5f, 2.5, "literal", name, text, x, TD_ARGS(1));
+    td_value *map = td_value_set(td_value_map(), "args", args);
+    const td_value_kind kinds[] = {TD_VALUE_BOOL,  TD_VALUE_INT,    TD_VALUE_INT,  TD_VALUE_INT,
+                                   TD_VALUE_FLOAT, TD_VALUE_FLOAT,  TD_VALUE_TEXT, TD_VALUE_TEXT,
+                                   TD_VALUE_TEXT,  TD_VALUE_TENSOR, TD_VALUE_LIST};
+    bool same = td_value_count(args) == sizeof kinds / sizeof kinds[0];
+    for (int i = 0; same && i < td_value_count(args); i++)
+        same = td_value_kind_of(td_value_at(args, i)) == kinds[i];
+    int64_t minus_one = 0;
+    return same && !td_value_int(td_value_at(args, 3), &minus_one) && minus_one == -1 &&
+           td_value_get(map, "args") == args && td_value_of(map) == map &&
+           td_value_count(td_value_list(TD_VALUES(td_value_of(1), map))) == 2 &&
+           td_value_count(TD_NO_ARGS) == 0;
+}
+
 } // namespace
 
 int main()
@@ -60,6 +84,8 @@ int main()
     td_manual_seed(1);
     if (!check_lists())
         return fail("lists");
+    if (!check_values())
+        return fail("values");
     td_dataset *data = make_data();
     td_loader_options batches = {};
     batches.batch_size = 16;
