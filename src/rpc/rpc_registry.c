@@ -242,21 +242,20 @@ static td_status add_methods(struct td__rpc_class_entry *made, const td_rpc_meth
     return TD_OK;
 }
 
-td_status td__rpc_register_class_own(const td_rpc_class *given)
+/* `own`: a class of the library itself. */
+static td_status register_class(const td_rpc_class *given, bool own)
 {
     struct td__function_entry *entry = NULL;
     int count = 0;
     if (!given->pack != !given->unpack)
-        return td_fail(TD_ERR_INVALID,
-                       "td_rpc_register_class: \"%s\" has only one of pack and unpack",
-                       given->signature);
+        return td_fail(TD_ERR_INVALID, "\"%s\" has only one of pack and unpack", given->signature);
     while (given->methods && given->methods[count].signature)
         count++;
-    TD_TRY(name_call(__func__, make(given->signature, NULL, given->arg, &entry)));
+    TD_TRY(make(given->signature, NULL, given->arg, &entry));
     struct td__rpc_class_entry *made = calloc(1, sizeof *made +
                                                      sizeof made->methods[0] * (size_t)count);
     char *name = made ? strdup(td__signature_name(entry->signature)) : NULL;
-    td_status status = name ? check_name(name) : td__fail_nomem("rpc");
+    td_status status = !name ? td__fail_nomem("rpc") : own ? TD_OK : check_name(name);
     if (made) {
         atomic_init(&made->owners, 1);
         made->name = name;
@@ -272,7 +271,12 @@ td_status td__rpc_register_class_own(const td_rpc_class *given)
         status = add(entry);
     if (status)
         td__function_release(entry);
-    return name_call(__func__, status);
+    return status;
+}
+
+td_status td__rpc_register_class_own(const td_rpc_class *given)
+{
+    return register_class(given, true);
 }
 
 td_status td_rpc_register_class(const td_rpc_class *given)
@@ -280,8 +284,7 @@ td_status td_rpc_register_class(const td_rpc_class *given)
     if (!given || !given->signature)
         return td__fail_null(__func__);
     TD_TRY(td__check_reserved(__func__, given->reserved));
-    TD_TRY(check_name(__func__, given->signature));
-    return td__rpc_register_class_own(given);
+    return name_call(__func__, register_class(given, false));
 }
 
 /* ---- Calling --------------------------------------------------------------------------------- */
