@@ -58,6 +58,12 @@ static inline void td__byte_ring_publish(struct td__byte_ring *ring)
 /** Sets `full`, and returns whether there is room meanwhile. */
 bool td__byte_ring_await_room(struct td__byte_ring *ring);
 
+/** Whether the reader has made room since then. */
+static inline bool td__byte_ring_has_room(const struct td__byte_ring *ring)
+{
+    return !atomic_load(&ring->shared->full);
+}
+
 /** How many bytes can be read at *data; SIZE_MAX if the writer's count is not valid. */
 static inline size_t td__byte_ring_peek(struct td__byte_ring *ring, const char **data)
 {

@@ -23,8 +23,9 @@ struct td_future {
     const struct td__rpc_agent *agent; /* of the call; NULL: the program's own */
     uint64_t id;                       /* of the call */
     td__deadline deadline;
-    td_future *above; /* retained: cancelling this one cancels that */
     pthread_mutex_t lock;
+    td_future
+        *above; /* cancelling this one cancels that; not retained, and NULL once that is complete */
     struct callback *first, **last;
     bool completing;
 
@@ -69,7 +70,6 @@ void td_future_release(td_future *future)
             return;
     }
     td_value_release(future->value);
-    td_future_release(future->above);
     pthread_mutex_destroy(&future->lock);
     free(future->text);
     free(future);
@@ -167,6 +167,26 @@ td_value *td__future_value(const td_future *future)
     return NULL;
 }
 
+/* Waits until it is complete, or for the deadline. A thread that sleeps does not use the agent, so that the latter can
+ * end meanwhile; except for one that runs a function, which the agent waits for. */
+static void await(td_future *future, td__deadline deadline)
+{
+    struct td__rpc_agent *agent = td__agent_hold();
+    bool function = agent && td__io_begin_wait(agent);
+    if (agent)
+        td__io_poll(agent, future, deadline);
+    if (!function)
+        td__agent_leave(agent);
+    bool complete = td__future_sleep(future, deadline);
+    if (function)
+        td__io_end_wait(agent);
+    else
+        agent = complete ? NULL : td__agent_hold();
+    if (agent && !complete && td__deadline_passed(future->deadline))
+        td__calls_expire(agent);
+    td__agent_leave(agent);
+}
+
 /* ---- The public functions -------------------------------------------------------------------- */
 
 td_value *td_future_wait(td_future *future, int64_t timeout_ms)
@@ -179,14 +199,7 @@ td_value *td_future_wait(td_future *future, int64_t timeout_ms)
     }
     if (!td__future_is_complete(future) && timeout_ms != TD_NOW) {
         td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : future->deadline;
-        struct td__rpc_agent *agent = td__agent_hold();
-        if (agent)
-            td__io_wait(agent, future, deadline);
-        else
-            td__future_sleep(future, deadline);
-        if (agent && !td__future_is_complete(future) && td__deadline_passed(future->deadline))
-            td__calls_expire(agent);
-        td__agent_leave(agent);
+        await(future, deadline);
     }
     if (td__future_is_complete(future))
         return td__value_adopt(td__future_value(future));
@@ -229,6 +242,9 @@ static void call_then(td_future *done, void *arg)
 {
     struct then *then = arg;
     TD_SCOPE;
+    pthread_mutex_lock(&then->result->lock);
+    then->result->above = NULL;
+    pthread_mutex_unlock(&then->result->lock);
     uint64_t failures = td__error_count();
     td_value *value = then->fn(done, then->arg);
     if (!value && td__error_count() == failures)
@@ -250,7 +266,7 @@ td_future *td_future_then(td_future *future, td_future_fn fn, void *arg)
         td__fail_nomem("future");
         return NULL;
     }
-    result->above = td_future_retain(future);
+    result->above = future;
     *then = (struct then){.result = td_future_retain(result), .fn = fn, .arg = arg};
     if (td__future_on_complete(future, call_then, then)) {
         td_future_release(result);
@@ -338,6 +354,18 @@ td_future *td_future_all(td_future *const *futures, int count)
     return td__future_adopt(result);
 }
 
+/* NULL if it is being released. It is not freed meanwhile: its callbacks run before that, and clear `above`. */
+static td_future *retain_above(td_future *future)
+{
+    pthread_mutex_lock(&future->lock);
+    td_future *above = future->above;
+    int owners = above ? atomic_load(&above->owners) : 0;
+    while (owners && !atomic_compare_exchange_weak(&above->owners, &owners, owners + 1))
+        continue;
+    pthread_mutex_unlock(&future->lock);
+    return owners ? above : NULL;
+}
+
 void td_future_cancel(td_future *future)
 {
     if (!future || td__future_is_complete(future))
@@ -346,7 +374,9 @@ void td_future_cancel(td_future *future)
     if (agent && agent == future->agent)
         td__call_cancel(agent, future->id);
     td__agent_leave(agent);
-    td_future_cancel(future->above);
+    td_future *above = retain_above(future);
+    td_future_cancel(above);
+    td_future_release(above);
     td__future_complete(future, NULL, TD_ERR_ABORTED, "the call was cancelled");
 }
 

@@ -60,8 +60,7 @@ static uint64_t this_thread(void)
 
 static void start_ticking(struct td__rpc_agent *agent)
 {
-    if (!atomic_load_explicit(&agent->ticking, memory_order_relaxed) &&
-        !atomic_exchange(&agent->ticking, true)) {
+    if (!atomic_load(&agent->ticking) && !atomic_exchange(&agent->ticking, true)) {
         struct itimerspec spec = {.it_value = td__timespec(TICK_NS)};
         timerfd_settime(agent->timer, 0, &spec, NULL);
     }
@@ -86,15 +85,14 @@ static void watch_sockets(struct td__rpc_agent *agent, bool watch)
 /* Takes the lead, if no other thread has it; or (`from`) from a thread that runs a function. */
 static bool take_lead(struct td__rpc_agent *agent, bool take_over)
 {
-    uint64_t held = atomic_load_explicit(&agent->lead, memory_order_relaxed), own = this_thread();
+    uint64_t held = atomic_load(&agent->lead), own = this_thread();
     if (held && (!(held & RUNS) || ((held & ~(uint64_t)RUNS) != own && !take_over)))
         return false;
     if (!atomic_compare_exchange_strong(&agent->lead, &held, own))
         return false;
     atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
     if (!held) {
-        atomic_store_explicit(&agent->control->awake, 1, memory_order_relaxed);
-        atomic_store_explicit(&agent->control->rung, 0, memory_order_relaxed);
+        atomic_store(&agent->control->awake, 1); /* before `ticking` is read */
         watch_sockets(agent, false);
     }
     return true;
@@ -179,27 +177,39 @@ static bool poll_all(struct td__rpc_agent *agent)
     return found;
 }
 
-static bool has_bytes(struct td__rpc_agent *agent)
+/* Whether poll_all() would find something. */
+static bool has_news(struct td__rpc_agent *agent)
 {
-    for (int i = 0; i < agent->link_count; i++)
-        if (agent->links[i]->local && td__byte_ring_has_bytes(&agent->links[i]->rings.in))
+    for (int i = 0; i < agent->link_count; i++) {
+        struct td__rpc_link *link = agent->links[i];
+        if (atomic_load(&link->hup))
             return true;
+        if (link->local &&
+            (td__byte_ring_has_bytes(&link->rings.in) ||
+             (atomic_load(&link->blocked) && td__byte_ring_has_room(&link->rings.out))))
+            return true;
+    }
     return atomic_load(&agent->new_links) || atomic_load(&agent->presence_changed);
 }
 
-/* Gives the lead back, and lets other workers know that all sleep. False if there is something to read meanwhile, and
- * this thread leads again. */
+/* Gives the lead back, and lets other workers know that all sleep. False if there is something to do meanwhile, and
+ * this thread leads again.
+ *
+ * Another worker that has seen `awake` at 0 sends a byte, which wakes a thread. If that thread cannot take the lead
+ * because this one has it still, it sets `missed`. */
 static bool go_to_sleep(struct td__rpc_agent *agent)
 {
+    atomic_store(&agent->missed, false);
+    atomic_store(&agent->control->rung, 0);
     atomic_store(&agent->control->awake, 0);
     atomic_thread_fence(memory_order_seq_cst);
-    if (has_bytes(agent)) {
+    if (has_news(agent)) {
         atomic_store(&agent->control->awake, 1);
         return false;
     }
     watch_sockets(agent, true);
     atomic_store(&agent->lead, 0);
-    return true;
+    return !atomic_load(&agent->missed) || !take_lead(agent, false);
 }
 
 /* ---- Threads --------------------------------------------------------------------------------- */
@@ -224,6 +234,12 @@ static void ensure_thread(struct td__rpc_agent *agent)
         agent->thread_count++;
 }
 
+/* A task waits for other workers most of the time. It takes no thread from the functions. */
+static int *count_of(struct td__rpc_agent *agent, const struct td_rpc_call *call)
+{
+    return call->task ? &agent->waiting : &agent->running;
+}
+
 static struct td_rpc_call *pop(struct td__rpc_agent *agent)
 {
     if (!atomic_load_explicit(&agent->queued, memory_order_relaxed))
@@ -237,7 +253,7 @@ static struct td_rpc_call *pop(struct td__rpc_agent *agent)
         if (!agent->queue)
             agent->queue_last = &agent->queue;
         atomic_fetch_sub(&agent->queued, 1);
-        agent->running++;
+        *count_of(agent, call) += 1;
         ensure_thread(agent);
     }
     pthread_mutex_unlock(&agent->run_lock);
@@ -246,21 +262,24 @@ static struct td_rpc_call *pop(struct td__rpc_agent *agent)
 
 static void run(struct td__rpc_agent *agent, struct td_rpc_call *call)
 {
+    int *count = count_of(agent, call);
     if (call->task)
         call->task(call);
     else
         td__serve_run(call);
     pthread_mutex_lock(&agent->run_lock);
-    agent->running--;
-    pthread_cond_broadcast(&agent->run_idle);
+    *count -= 1;
     pthread_mutex_unlock(&agent->run_lock);
 }
 
 static void run_queue(struct td__rpc_agent *agent)
 {
     struct td_rpc_call *call;
-    while ((call = pop(agent)))
+    while ((call = pop(agent))) {
+        if (atomic_load(&agent->queued))
+            start_ticking(agent); /* another thread runs the next one, if this one takes long */
         run(agent, call);
+    }
 }
 
 /* Runs the queued calls on the thread that leads. False if another thread leads now. */
@@ -349,7 +368,7 @@ static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *ev
         return false;
     pthread_mutex_lock(&agent->lock);
     struct td__rpc_link *link = agent->by_id[id];
-    if (link && !td__link_drain(link))
+    if (link && (!td__link_drain(link) || event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)))
         atomic_store(&link->hup, true);
     pthread_mutex_unlock(&agent->lock);
     return false;
@@ -360,14 +379,21 @@ static void *serve_all(void *arg)
     struct td__rpc_agent *agent = arg;
     while (!atomic_load(&agent->stopping)) {
         struct epoll_event events[EVENTS];
-        bool ticked = false;
+        bool ticked = false, led = false;
         atomic_fetch_add(&agent->sleeping, 1);
         int count = epoll_wait(agent->epoll, events, EVENTS, -1);
         atomic_fetch_sub(&agent->sleeping, 1);
         for (int i = 0; i < count; i++)
             ticked |= take_event(agent, &events[i]);
         bool take_over = ticked && tick(agent);
-        if ((!ticked || take_over || count > 1) && take_lead(agent, take_over))
+        if (!ticked || take_over || count > 1) {
+            led = take_lead(agent, take_over);
+            if (!led) {
+                atomic_store(&agent->missed, true);
+                led = take_lead(agent, take_over);
+            }
+        }
+        if (led)
             lead(agent);
         else
             run_queue(agent);
@@ -388,9 +414,11 @@ void td__io_wake(struct td__rpc_agent *agent)
 void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
 {
     pthread_mutex_lock(&agent->run_lock);
-    call->next = NULL;
-    *agent->queue_last = call;
-    agent->queue_last = &call->next;
+    struct td_rpc_call **at = call->task ? &agent->queue : agent->queue_last;
+    call->next = *at;
+    if (at == agent->queue_last)
+        agent->queue_last = &call->next;
+    *at = call;
     atomic_fetch_add(&agent->queued, 1);
     pthread_mutex_unlock(&agent->run_lock);
 }
@@ -412,6 +440,8 @@ bool td__io_begin_wait(struct td__rpc_agent *agent)
     agent->waiting++;
     ensure_thread(agent);
     pthread_mutex_unlock(&agent->run_lock);
+    if (atomic_load(&agent->queued))
+        td__io_wake(agent);
     return true;
 }
 
@@ -423,8 +453,8 @@ void td__io_end_wait(struct td__rpc_agent *agent)
     pthread_mutex_unlock(&agent->run_lock);
 }
 
-/* Leads until the future is complete, or there has been nothing to do for a while. */
-static void lead_for(struct td__rpc_agent *agent, const td_future *future,
+/* Leads until the future is complete, the deadline, or there has been nothing to do for a while. */
+static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline,
                      struct td__backoff *backoff, bool ran)
 {
     while (!td__future_is_complete(future)) {
@@ -432,6 +462,8 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future,
             backoff->begun = 0;
             if (atomic_load(&agent->queued))
                 td__io_wake(agent);
+            if (!td__future_is_complete(future) && td__deadline_passed(deadline))
+                break;
         } else if (!td__backoff(backoff, agent->oversubscribed)) {
             break;
         } else {
@@ -449,28 +481,20 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future,
         td__io_wake(agent); /* this thread is going to sleep */
 }
 
-bool td__io_wait(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline)
+void td__io_poll(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline)
 {
     struct td__backoff backoff = {0};
-    bool function = td__io_begin_wait(agent), in_time = true;
     atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
-    while (!td__future_is_complete(future) && in_time) {
+    while (!td__future_is_complete(future)) {
         bool ran = atomic_load(&agent->lead) == (this_thread() | RUNS);
-        if (take_lead(agent, true))
-            lead_for(agent, future, &backoff, ran);
-        else if (td__backoff(&backoff, agent->oversubscribed))
-            continue;
-        if (!td__future_is_complete(future)) {
-            atomic_fetch_sub_explicit(&agent->pollers, 1, memory_order_relaxed);
-            in_time = td__future_sleep(future, deadline);
-            atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
-            backoff.begun = 0;
+        if (take_lead(agent, true)) {
+            lead_for(agent, future, deadline, &backoff, ran);
+            break;
         }
+        if (!td__backoff(&backoff, agent->oversubscribed))
+            break;
     }
     atomic_fetch_sub_explicit(&agent->pollers, 1, memory_order_relaxed);
-    if (function)
-        td__io_end_wait(agent);
-    return td__future_is_complete(future);
 }
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
@@ -502,15 +526,15 @@ td_status td__io_add(struct td__rpc_link *link)
     pthread_mutex_unlock(&agent->lock);
     if (!added)
         return td__fail_nomem("rpc");
-    struct td__rpc_link *first = atomic_load(&agent->new_links);
-    do
-        link->next = first;
-    while (!atomic_compare_exchange_weak(&agent->new_links, &first, link));
     if (!link->local)
         atomic_fetch_add(&agent->socket_links, 1);
     if (!watch(link->local ? agent->epoll : agent->sockets, link->fd,
                EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT), link->id))
         atomic_store(&link->hup, true);
+    struct td__rpc_link *first = atomic_load(&agent->new_links);
+    do
+        link->next = first;
+    while (!atomic_compare_exchange_weak(&agent->new_links, &first, link));
     td__io_wake(agent);
     return TD_OK;
 }
@@ -545,15 +569,36 @@ td_status td__io_open(struct td__rpc_agent *agent)
     return started ? TD_OK : td_fail(TD_ERR_SYSTEM, "td_init_rpc: no thread could be started");
 }
 
+/* With run_lock held; false if there is no thread `index`. */
+static bool thread_at(struct td__rpc_agent *agent, int index, pthread_t *thread)
+{
+    bool there = index < agent->thread_count;
+    if (there)
+        *thread = agent->all_threads[index];
+    return there;
+}
+
 void td__io_stop(struct td__rpc_agent *agent)
 {
+    pthread_t thread;
+    pthread_mutex_lock(&agent->run_lock);
     atomic_store(&agent->stopping, true);
     td__io_wake(agent);
-    for (int i = 0; i < agent->thread_count; i++)
-        pthread_join(agent->all_threads[i], NULL);
+    for (int i = 0; thread_at(agent, i, &thread); i++) {
+        pthread_mutex_unlock(&agent->run_lock);
+        pthread_join(thread, NULL);
+        pthread_mutex_lock(&agent->run_lock);
+    }
     agent->thread_count = 0;
     free(agent->all_threads);
     agent->all_threads = NULL;
+    struct td_rpc_call *queue = agent->queue, *next;
+    agent->queue = NULL;
+    pthread_mutex_unlock(&agent->run_lock);
+    for (; queue; queue = next) {
+        next = queue->next;
+        td__serve_drop(queue);
+    }
 }
 
 void td__io_close(struct td__rpc_agent *agent)

@@ -22,6 +22,7 @@ enum {
     HELLO = 0x63707274, /* "trpc" */
     BUFFER_SIZE = 64 * 1024,
     SEGMENTS = 16, /* of one sendmsg() */
+    READS = 64,    /* of one link before it is the next one's turn */
 };
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -86,15 +87,17 @@ static td_status failed(int error)
                    error == ENODATA ? "it closed the connection" : td__errno_text(error));
 }
 
+/* The worker gets the link before it is read: once it is, it may end at any time, and the worker must not get it after
+ * that. */
 static td_status finish(struct td__rpc_link *link, td_status status)
 {
-    if (!status)
-        status = td__io_add(link);
     if (status) {
         td__link_release(link);
         return status;
     }
     td__workers_add_link(link);
+    if (td__io_add(link))
+        td__agent_link_ended(link);
     return TD_OK;
 }
 
@@ -374,15 +377,20 @@ static bool read_socket(struct td__rpc_link *link)
 
 bool td__link_read(struct td__rpc_link *link)
 {
-    bool read = false;
-    while (!link->ended && (link->local ? read_ring(link) : read_socket(link)))
-        read = true;
-    return read;
+    int read = 0;
+    while (!link->ended && read < READS && (link->local ? read_ring(link) : read_socket(link)))
+        read++;
+    if (read == READS && !link->local)
+        atomic_store(&link->hup, true);
+    return read > 0;
 }
 
 bool td__link_drain(struct td__rpc_link *link)
 {
     char bytes[256];
-    ssize_t got = recv(link->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+    ssize_t got;
+    do
+        got = recv(link->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    while (got > 0);
+    return got < 0 && (errno == EAGAIN || errno == EINTR);
 }

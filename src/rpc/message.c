@@ -287,7 +287,7 @@ struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
         td_fail(TD_ERR_INVALID, "a message of %zu bytes without its tensors; the limit is %zu",
                 size, max);
         refuse(incoming);
-        incoming->skip = size;
+        incoming->skip = size + header->elements;
     }
     return incoming;
 }

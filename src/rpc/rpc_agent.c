@@ -9,6 +9,7 @@
 #include "rpc/rref.h"
 #include "store/store_ops.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,8 +77,8 @@ static void loop_back(struct td__rpc_agent *agent, struct td__message *message)
         td__io_wake(agent);
 }
 
-static void fail_unsent(struct td__rpc_agent *agent, int rank, struct td__message *message,
-                        td_status status, const char *text)
+void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__message *message,
+                           td_status status, const char *text)
 {
     struct td__message_header header;
     td__message_header_read(message->bytes.data, &header);
@@ -94,8 +95,8 @@ td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__messa
     }
     pthread_mutex_lock(&agent->lock);
     struct td__rpc_worker *worker = agent->workers[rank];
-    struct td__rpc_link *link = worker->link;
     bool gone = worker->gone, connect = false;
+    struct td__rpc_link *link = gone ? NULL : worker->link;
     if (link) {
         td__link_retain(link);
     } else if (!gone) {
@@ -113,7 +114,7 @@ td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__messa
     if (gone) {
         char text[512];
         snprintf(text, sizeof text, "worker \"%s\" %s", worker->name, worker->why);
-        fail_unsent(agent, rank, message, TD_ERR_PEER, text);
+        td__agent_fail_unsent(agent, rank, message, TD_ERR_PEER, text);
         return TD_ERR_PEER;
     }
     if (connect)
@@ -163,7 +164,7 @@ void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
     struct td__rpc_agent *agent = incoming->agent;
     switch (incoming->header.kind) {
     case TD__MESSAGE_REQUEST:
-        td__serve(agent, incoming);
+        td__serve(agent, link, incoming);
         return;
     case TD__MESSAGE_REPLY:
     case TD__MESSAGE_ERROR:
@@ -210,9 +211,11 @@ static td_status check_options(const char *name, const td_rpc_options *options)
 
 static void destroy(struct td__rpc_agent *agent)
 {
+    td__workers_close(agent);
+    td__io_stop(agent);
+    td__serve_close(agent);
     if (agent->endpoint)
         td__endpoint_stop_detector(agent->endpoint);
-    td__io_stop(agent);
     td__io_close(agent);
     td__contexts_lost(agent, -1);
     td__rrefs_close(agent);
@@ -231,7 +234,6 @@ static void destroy(struct td__rpc_agent *agent)
     pthread_mutex_destroy(&agent->lease_lock);
     pthread_mutex_destroy(&agent->rref_lock);
     pthread_mutex_destroy(&agent->context_lock);
-    pthread_cond_destroy(&agent->run_idle);
     free(agent);
 }
 
@@ -259,7 +261,6 @@ static struct td__rpc_agent *create(const char *name, const td_rpc_options *opti
     pthread_mutex_init(&agent->context_lock, NULL);
     static atomic_ullong serials;
     agent->serial = atomic_fetch_add(&serials, 1) + 1;
-    td__cond_init(&agent->run_idle);
     return agent;
 }
 
@@ -370,7 +371,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     pthread_mutex_lock(&agent->calls_lock);
     agent->closed = true;
     pthread_mutex_unlock(&agent->calls_lock);
-    td__calls_fail_all(agent, -1, TD_ERR_ABORTED, "this worker was shut down");
+    td__calls_fail_all(agent, -1, UINT_MAX, TD_ERR_ABORTED, "this worker was shut down");
     td__rpc_keep_borrowed(agent);
     td__workers_say_goodbye(agent);
     atomic_store(&current, NULL);

@@ -92,6 +92,7 @@ struct td__rpc_worker {
     char name[TD_RPC_MAX_NAME + 1];
     int rank;
     struct td__rpc_link *link; /* NULL: none is open */
+    atomic_uint ended;         /* how many links have ended before */
     bool connecting;
     struct td__message *first, **last; /* for the link that is being opened */
     bool gone;                         /* it has left or ended */
@@ -106,6 +107,7 @@ struct td__pending {
     uint32_t generation;
     uint32_t next_free;
     int to;
+    unsigned link; /* worker->ended when it began */
     td__deadline deadline;
     int64_t timeout_ms;
     char function[40]; /* for texts */
@@ -120,13 +122,16 @@ struct td_rpc_call {
     struct td__function_entry *entry;
     void *self;
     int from, depth;
+    uint64_t link; /* the id of the link by which it came, and 1; 0: of this worker itself */
     uint64_t id, context;
     bool copy;
     td__deadline deadline;
     atomic_bool cancelled;
     td_future *later_result;
+    bool answers_later;                     /* under run_lock */
     void (*task)(struct td_rpc_call *task); /* instead of a call: work of the agent's own */
-    int fd;                                 /* of a task */
+    int fd;                                 /* of a task … */
+    unsigned links;                         /* … and worker->ended */
 };
 
 struct td__rpc_agent {
@@ -161,6 +166,7 @@ struct td__rpc_agent {
     struct td__rpc_link **by_id; /* under `lock` */
     uint64_t id_count, id_capacity;
     bool oversubscribed;
+    atomic_bool missed; /* a thread that was woken could not take the lead */
     atomic_bool presence_changed;
     atomic_int pollers;            /* threads that wait for a future, and poll */
     _Atomic int64_t running_since; /* since when the leading thread has run one function */
@@ -169,7 +175,6 @@ struct td__rpc_agent {
 
     /* Threads and calls to this worker (io.c, serve.c). */
     pthread_mutex_t run_lock;
-    pthread_cond_t run_idle; /* broadcast when a call ends or a thread does */
     struct td_rpc_call *queue, **queue_last;
     struct td_rpc_call *active;
     atomic_int queued;
@@ -214,6 +219,10 @@ void td__agent_leave(struct td__rpc_agent *agent);
  *  future. */
 td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message);
 
+/** Frees a message that was not sent, and fails its call if it is a request. */
+void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__message *message,
+                           td_status status, const char *text);
+
 /** A message has arrived; owns it. On the thread that leads. */
 void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming);
 
@@ -224,6 +233,9 @@ void td__agent_link_ended(struct td__rpc_link *link);
 
 /** Publishes this worker, and waits for all others. */
 td_status td__workers_join(struct td__rpc_agent *agent);
+
+/** After this, no links arrive, and td__workers_check() is not asked for. */
+void td__workers_close(struct td__rpc_agent *agent);
 void td__workers_free(struct td__rpc_agent *agent);
 
 /** The rank of a name; -1, with the last error set, if there is none. */
@@ -260,8 +272,13 @@ void td__io_close(struct td__rpc_agent *agent);
 /** Watches a new link. */
 td_status td__io_add(struct td__rpc_link *link);
 
-/** Waits until the future is complete; false at the deadline. */
-bool td__io_wait(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline);
+/** Before and after the calling thread waits for a future. If it runs a function, another thread may run one meanwhile,
+ *  and `begin` returns true. */
+bool td__io_begin_wait(struct td__rpc_agent *agent);
+void td__io_end_wait(struct td__rpc_agent *agent);
+
+/** Reads the links until the future is complete, the deadline, or there has been nothing to read for a while. */
+void td__io_poll(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline);
 
 /** Makes a thread look at what has changed. */
 void td__io_wake(struct td__rpc_agent *agent);
@@ -269,12 +286,8 @@ void td__io_wake(struct td__rpc_agent *agent);
 /** Makes a thread call td__calls_expire() then. */
 void td__io_set_deadline(struct td__rpc_agent *agent, td__deadline at);
 
-/** Appends to the run queue. */
+/** Adds to the run queue: calls in their order, tasks before them. */
 void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
-
-/** A thread that runs a function waits from now on: another one may run instead. False if it runs none. */
-bool td__io_begin_wait(struct td__rpc_agent *agent);
-void td__io_end_wait(struct td__rpc_agent *agent);
 
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
@@ -294,8 +307,9 @@ void td__call_complete(struct td__rpc_agent *agent, int from, uint64_t id, td_va
 void td__call_fail(struct td__rpc_agent *agent, int from, uint64_t id, td_status status,
                    const char *text);
 
-/** Fails all calls to a worker, or (-1) all. */
-void td__calls_fail_all(struct td__rpc_agent *agent, int to, td_status status, const char *text);
+/** Fails all calls to a worker, or (-1) all; those to its first `links` + 1 links, or (UINT_MAX) to any. */
+void td__calls_fail_all(struct td__rpc_agent *agent, int to, unsigned links, td_status status,
+                        const char *text);
 
 /** Fails calls whose time is over. */
 void td__calls_expire(struct td__rpc_agent *agent);
@@ -305,11 +319,18 @@ void td__call_cancel(struct td__rpc_agent *agent, uint64_t id);
 
 /* ---- serve.c --------------------------------------------------------------------------------- */
 
-/** Queues a call to this worker; owns the message. */
-void td__serve(struct td__rpc_agent *agent, struct td__incoming *incoming);
+/** Queues a call to this worker, which came by `link` (NULL: from itself); owns the message. */
+void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
+               struct td__incoming *incoming);
 
 /** Runs a call of the queue, and frees it, unless it answers later. */
 void td__serve_run(struct td_rpc_call *call);
+
+/** Frees one without an answer. */
+void td__serve_drop(struct td_rpc_call *call);
+
+/** Cancels the futures of calls that answer later, and waits until none is left. */
+void td__serve_close(struct td__rpc_agent *agent);
 
 /** Calls a function, or a method of an object, with arguments that are not bound yet, in the place of `call`. The result
  *  belongs to the scope; NULL on failure. */
@@ -323,8 +344,9 @@ td_value *td__module_method(td_rpc_call *call, td_module *module, const char *me
 
 void td__serve_cancel(struct td__rpc_agent *agent, int from, uint64_t id);
 
-/** Cancels all calls of a worker that has gone. */
+/** Cancels all calls of a worker that has gone; or those that came by a link that has ended. */
 void td__serve_lost(struct td__rpc_agent *agent, int from);
+void td__serve_link_ended(struct td__rpc_agent *agent, const struct td__rpc_link *link);
 
 /** The call that this thread serves; NULL: none. */
 extern _Thread_local struct td_rpc_call *td__current_call;

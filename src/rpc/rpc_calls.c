@@ -76,6 +76,7 @@ td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *functi
             agent->first_free = entry->next_free;
             entry->future = td_future_retain(future);
             entry->to = to;
+            entry->link = atomic_load(&agent->workers[to]->ended);
             entry->deadline = deadline;
             entry->timeout_ms = timeout_ms;
             size_t length = strnlen(function, sizeof entry->function - 1);
@@ -188,13 +189,14 @@ static void fail_collected(struct td__rpc_agent *agent, struct failed_call *list
     }
 }
 
-void td__calls_fail_all(struct td__rpc_agent *agent, int to, td_status status, const char *text)
+void td__calls_fail_all(struct td__rpc_agent *agent, int to, unsigned links, td_status status,
+                        const char *text)
 {
     struct failed_call *list = NULL;
     pthread_mutex_lock(&agent->calls_lock);
     for (uint32_t i = 0; i < agent->pending_capacity; i++) {
         struct td__pending *entry = entry_at(agent, i);
-        if (!entry->future || (to >= 0 && entry->to != to))
+        if (!entry->future || (to >= 0 && entry->to != to) || entry->link > links)
             continue;
         char function[sizeof entry->function];
         memcpy(function, entry->function, sizeof function);

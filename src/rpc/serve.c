@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Thread_local struct td_rpc_call *td__current_call;
 
@@ -42,15 +43,14 @@ static void free_call(struct td_rpc_call *call)
         call->earlier->later = call->later;
     else
         agent->active = call->later;
-    if (!agent->active)
-        pthread_cond_broadcast(&agent->run_idle);
     pthread_mutex_unlock(&agent->run_lock);
     td__function_release(call->entry);
     td_future_release(call->later_result);
     free(call);
 }
 
-void td__serve(struct td__rpc_agent *agent, struct td__incoming *incoming)
+void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
+               struct td__incoming *incoming)
 {
     struct td_rpc_call *call = calloc(1, sizeof *call);
     if (!call) {
@@ -61,6 +61,7 @@ void td__serve(struct td__rpc_agent *agent, struct td__incoming *incoming)
     call->agent = agent;
     call->incoming = incoming;
     call->from = incoming->from;
+    call->link = link ? link->id + 1 : 0;
     call->id = header->id;
     call->context = header->context;
     call->depth = header->depth;
@@ -126,6 +127,23 @@ static void answer_later(td_future *done, void *arg)
     answer(call, value);
     td_value_release(value);
     free_call(call);
+}
+
+/* The call answers when its result is complete. From then on it may be freed at any time. */
+static void await_result(struct td_rpc_call *call)
+{
+    td_future *result = td_future_retain(call->later_result);
+    pthread_mutex_lock(&call->agent->run_lock);
+    call->answers_later = true;
+    bool cancelled = atomic_load(&call->cancelled);
+    pthread_mutex_unlock(&call->agent->run_lock);
+    if (td__future_on_complete(result, answer_later, call)) {
+        answer(call, NULL);
+        free_call(call);
+    } else if (cancelled) {
+        td_future_cancel(result);
+    }
+    td_future_release(result);
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
@@ -228,9 +246,7 @@ void td__serve_run(struct td_rpc_call *call)
         td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs)
                                        : NULL;
         if (result && result->kind == TD_VALUE_FUTURE) {
-            pthread_mutex_lock(&call->agent->run_lock);
             call->later_result = td_future_retain(result->future);
-            pthread_mutex_unlock(&call->agent->run_lock);
             later = true;
         } else {
             answer(call, result);
@@ -244,16 +260,40 @@ void td__serve_run(struct td_rpc_call *call)
     td__current_context = outer_context;
     if (!later)
         free_call(call);
-    else if (td__future_on_complete(call->later_result, answer_later, call)) {
-        answer(call, NULL);
+    else
+        await_result(call);
+}
+
+void td__serve_drop(struct td_rpc_call *call)
+{
+    td__incoming_free(call->incoming);
+    if (!call->task) {
         free_call(call);
+        return;
     }
+    if (call->fd >= 0)
+        close(call->fd);
+    free(call);
 }
 
 /* ---- Cancelling ------------------------------------------------------------------------------ */
 
+/* Which calls; -1: of any worker, 0: by any link. */
+struct some_calls {
+    int from;
+    uint64_t link;
+    bool one; /* only `id` */
+    uint64_t id;
+};
+
+static bool is_one_of(const struct td_rpc_call *call, const struct some_calls *some)
+{
+    return (some->from < 0 || call->from == some->from) &&
+           (!some->link || call->link == some->link) && (!some->one || call->id == some->id);
+}
+
 /* Of calls that answer later, the futures are cancelled, without the lock: a callback may free the call. */
-static void cancel(struct td__rpc_agent *agent, int from, uint64_t id, bool all)
+static void cancel(struct td__rpc_agent *agent, const struct some_calls *some)
 {
     enum { AT_ONCE = 16 };
     td_future *futures[AT_ONCE];
@@ -263,10 +303,10 @@ static void cancel(struct td__rpc_agent *agent, int from, uint64_t id, bool all)
         pthread_mutex_lock(&agent->run_lock);
         for (struct td_rpc_call *call = agent->active; call && count < AT_ONCE;
              call = call->later) {
-            if (call->from != from || (!all && call->id != id) || atomic_load(&call->cancelled))
+            if (!is_one_of(call, some) || atomic_load(&call->cancelled))
                 continue;
             atomic_store(&call->cancelled, true);
-            if (call->later_result)
+            if (call->answers_later)
                 futures[count++] = td_future_retain(call->later_result);
         }
         pthread_mutex_unlock(&agent->run_lock);
@@ -279,10 +319,30 @@ static void cancel(struct td__rpc_agent *agent, int from, uint64_t id, bool all)
 
 void td__serve_cancel(struct td__rpc_agent *agent, int from, uint64_t id)
 {
-    cancel(agent, from, id, false);
+    cancel(agent, &(struct some_calls){.from = from, .one = true, .id = id});
 }
 
 void td__serve_lost(struct td__rpc_agent *agent, int from)
 {
-    cancel(agent, from, 0, true);
+    cancel(agent, &(struct some_calls){.from = from});
+}
+
+void td__serve_link_ended(struct td__rpc_agent *agent, const struct td__rpc_link *link)
+{
+    cancel(agent, &(struct some_calls){.from = link->rank, .link = link->id + 1});
+}
+
+/* A call that answers later does so on any thread, which uses the agent. A function that runs may still return a
+ * future. */
+void td__serve_close(struct td__rpc_agent *agent)
+{
+    bool left = true;
+    while (left) {
+        cancel(agent, &(struct some_calls){.from = -1});
+        pthread_mutex_lock(&agent->run_lock);
+        left = agent->active;
+        pthread_mutex_unlock(&agent->run_lock);
+        if (left)
+            td__sleep_ns(100000);
+    }
 }

@@ -15,6 +15,7 @@
 #include "store/store_ops.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,12 +175,16 @@ td_status td__workers_join(struct td__rpc_agent *agent)
     return TD_OK;
 }
 
+void td__workers_close(struct td__rpc_agent *agent)
+{
+    if (!agent->waiter.wake)
+        return;
+    td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, NULL, NULL);
+    td__endpoint_remove_waiter(agent->endpoint, &agent->waiter);
+}
+
 void td__workers_free(struct td__rpc_agent *agent)
 {
-    if (agent->waiter.wake) {
-        td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, NULL, NULL);
-        td__endpoint_remove_waiter(agent->endpoint, &agent->waiter);
-    }
     for (int r = 0; agent->workers && r < agent->size; r++) {
         struct td__rpc_worker *worker = agent->workers[r];
         if (!worker)
@@ -254,45 +259,65 @@ const char *td_worker_name(int rank)
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
-/* Fails all that waits for a worker. `gone`: it will not come back. */
-static void lose(struct td__rpc_agent *agent, int rank, bool gone, const char *why)
+/* The messages that wait for a link. With the lock held. */
+static struct td__message *take_waiting(struct td__rpc_worker *worker)
+{
+    struct td__message *message = worker->first;
+    worker->first = NULL;
+    worker->last = &worker->first;
+    worker->connecting = false;
+    return message;
+}
+
+/* A worker has ended or left: fails all that waits for it. */
+static void lose(struct td__rpc_agent *agent, int rank, const char *why)
 {
     struct td__rpc_worker *worker = agent->workers[rank];
     char text[300];
     pthread_mutex_lock(&agent->lock);
-    struct td__message *message = worker->first, *next;
-    worker->first = NULL;
-    worker->last = &worker->first;
-    worker->connecting = false;
-    if (gone && !worker->gone) {
-        worker->gone = true;
+    struct td__message *message = take_waiting(worker), *next;
+    if (!worker->gone)
         snprintf(worker->why, sizeof worker->why, "%s", why);
-    }
+    worker->gone = true;
     pthread_mutex_unlock(&agent->lock);
     for (; message; message = next) {
         next = message->next;
         td__message_free(message);
     }
     snprintf(text, sizeof text, "it %s", why);
-    td__calls_fail_all(agent, rank, TD_ERR_PEER, text);
+    td__calls_fail_all(agent, rank, UINT_MAX, TD_ERR_PEER, text);
     td__serve_lost(agent, rank);
-    if (gone) {
-        td__rpc_leases_end(agent, rank);
-        td__rrefs_lost(agent, rank);
-        td__contexts_lost(agent, rank);
+    td__rpc_leases_end(agent, rank);
+    td__rrefs_lost(agent, rank);
+    td__contexts_lost(agent, rank);
+}
+
+/* No link to a worker could be opened: the messages that wait for it are not sent. */
+static void fail_waiting(struct td__rpc_agent *agent, int rank, const char *why)
+{
+    pthread_mutex_lock(&agent->lock);
+    struct td__message *message = take_waiting(agent->workers[rank]), *next;
+    pthread_mutex_unlock(&agent->lock);
+    for (; message; message = next) {
+        char text[512];
+        next = message->next;
+        snprintf(text, sizeof text, "worker \"%s\" cannot be reached: %.200s",
+                 td__worker_name_of(agent, rank), why);
+        td__agent_fail_unsent(agent, rank, message, TD_ERR_PEER, text);
     }
 }
 
 /* Work of the agent's own, on one of its threads. */
-static bool start_task(struct td__rpc_agent *agent, int rank, int fd,
+static bool start_task(struct td__rpc_agent *agent, int rank, int fd, unsigned links,
                        void (*task)(struct td_rpc_call *task))
 {
-    struct td_rpc_call *call = calloc(1, sizeof *call);
+    struct td_rpc_call *call = atomic_load(&agent->stopping) ? NULL : calloc(1, sizeof *call);
     if (!call)
         return false;
     call->agent = agent;
     call->from = rank;
     call->fd = fd;
+    call->links = links;
     call->task = task;
     td__io_run(agent, call);
     td__io_wake(agent);
@@ -309,20 +334,22 @@ static void run_connect(struct td_rpc_call *task)
     if (!status)
         status = td__link_open(agent, rank, fd, deadline);
     if (status) {
-        char why[256];
-        const char *reason = td__endpoint_exit_reason(agent->endpoint, rank);
-        snprintf(why, sizeof why, "%s", reason ? reason : "cannot be reached: ");
-        if (!reason)
-            snprintf(why, sizeof why, "cannot be reached: %.200s", td__error_text());
-        lose(agent, rank, reason != NULL, why);
+        struct td__error error;
+        td__error_save(&error);
+        const char *reason = td__endpoint_find_out(agent->endpoint, rank,
+                                                   td__deadline_in_ms(FIND_OUT_MS));
+        if (reason)
+            lose(agent, rank, reason);
+        else
+            fail_waiting(agent, rank, error.text);
     }
     free(task);
 }
 
 void td__workers_connect(struct td__rpc_agent *agent, int rank)
 {
-    if (!start_task(agent, rank, -1, run_connect))
-        lose(agent, rank, false, "cannot be reached: out of memory");
+    if (!start_task(agent, rank, -1, 0, run_connect))
+        fail_waiting(agent, rank, "out of memory");
 }
 
 static void run_accept(struct td_rpc_call *task)
@@ -335,7 +362,7 @@ static void run_accept(struct td_rpc_call *task)
 
 static void on_link(void *arg, int rank, int fd)
 {
-    if (!start_task(arg, rank, fd, run_accept))
+    if (!start_task(arg, rank, fd, 0, run_accept))
         close(fd);
 }
 
@@ -353,10 +380,7 @@ void td__workers_add_link(struct td__rpc_link *link)
     }
     td__link_retain(worker->link);
     struct td__rpc_link *use = worker->link;
-    struct td__message *message = worker->first, *next;
-    worker->first = NULL;
-    worker->last = &worker->first;
-    worker->connecting = false;
+    struct td__message *message = take_waiting(worker), *next;
     pthread_mutex_unlock(&agent->lock);
     for (; message; message = next) {
         next = message->next;
@@ -366,12 +390,18 @@ void td__workers_add_link(struct td__rpc_link *link)
     td__link_release(use);
 }
 
+#define CLOSED "it has closed the connection"
+
+/* A link has ended: because its worker has, or only the link. */
 static void run_lost(struct td_rpc_call *task)
 {
     struct td__rpc_agent *agent = task->agent;
     const char *reason = td__endpoint_find_out(agent->endpoint, task->from,
                                                td__deadline_in_ms(FIND_OUT_MS));
-    lose(agent, task->from, reason != NULL, reason ? reason : "has closed the connection");
+    if (reason)
+        lose(agent, task->from, reason);
+    else if (task->links != UINT_MAX)
+        td__calls_fail_all(agent, task->from, task->links, TD_ERR_PEER, CLOSED);
     free(task);
 }
 
@@ -381,16 +411,18 @@ void td__agent_link_ended(struct td__rpc_link *link)
     struct td__rpc_worker *worker = agent->workers[link->rank];
     pthread_mutex_lock(&agent->lock);
     bool used = worker->link == link;
+    unsigned links = used ? atomic_fetch_add(&worker->ended, 1) : UINT_MAX;
     if (used)
         worker->link = NULL;
     pthread_mutex_unlock(&agent->lock);
     pthread_mutex_lock(&link->write_lock);
     link->closed = true;
     pthread_mutex_unlock(&link->write_lock);
+    td__serve_link_ended(agent, link);
     if (link->leaving)
-        lose(agent, link->rank, true, "has left");
-    else if (!start_task(agent, link->rank, -1, run_lost))
-        lose(agent, link->rank, false, "has closed the connection");
+        lose(agent, link->rank, "has left");
+    else if (!start_task(agent, link->rank, -1, links, run_lost) && used)
+        td__calls_fail_all(agent, link->rank, links, TD_ERR_PEER, CLOSED);
     if (used)
         td__link_release(link);
     td__link_release(link);
@@ -406,7 +438,7 @@ void td__workers_check(struct td__rpc_agent *agent)
         bool known = worker->gone;
         pthread_mutex_unlock(&agent->lock);
         if (reason && !known)
-            lose(agent, r, true, reason);
+            lose(agent, r, reason);
     }
 }
 
