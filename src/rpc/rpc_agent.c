@@ -212,6 +212,7 @@ static td_status check_options(const char *name, const td_rpc_options *options)
 static void destroy(struct td__rpc_agent *agent)
 {
     td__workers_close(agent);
+    td__serve_lost(agent, -1);
     td__io_stop(agent);
     td__serve_close(agent);
     if (agent->endpoint)

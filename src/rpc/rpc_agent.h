@@ -344,7 +344,7 @@ td_value *td__module_method(td_rpc_call *call, td_module *module, const char *me
 
 void td__serve_cancel(struct td__rpc_agent *agent, int from, uint64_t id);
 
-/** Cancels all calls of a worker that has gone; or those that came by a link that has ended. */
+/** Cancels all calls of a worker that has gone, or (-1) of all workers; or those that came by a link that has ended. */
 void td__serve_lost(struct td__rpc_agent *agent, int from);
 void td__serve_link_ended(struct td__rpc_agent *agent, const struct td__rpc_link *link);
 

@@ -1,0 +1,354 @@
+/* Remote calls to workers that die, stop, leave, or send garbage; and shutdown in all situations. */
+#include "forks.h"
+#include "rpc_world.h"
+
+#include "base/clock.h"
+#include "rpc/rpc_agent.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { FAR_MS = 120000, PENDING = 20 };
+
+static const td_rpc_options far = {.timeout_ms = FAR_MS};
+
+/* ---- Death ----------------------------------------------------------------------------------- */
+
+/* The last rank dies under the calls of all others. */
+ALL_WAYS(killed, .ranks = 4, .may_die = 8)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() == 3) {
+        CHECK_SOON(atomic_load(&rpc_holding) == 3);
+        raise(SIGKILL);
+    }
+    td_future *held = td_rpc_async("w3", "hold", TD_NO_ARGS, NULL), *pending[PENDING];
+    for (int i = 0; i < PENDING; i++)
+        CHECK((pending[i] = td_rpc_async("w3", "gate", TD_NO_ARGS, NULL)));
+    td_value *lost = td_future_wait(held, 0);
+    int64_t since = td__now_ns();
+    CHECK(!lost);
+    CHECK_EQ(td_last_status(), TD_ERR_PEER);
+    CHECK_CONTAINS(td_last_error(), "hold() on worker \"w3\": it was killed by SIGKILL");
+    for (int i = 0; i < PENDING; i++)
+        rpc_check_failed(pending[i], TD_ERR_PEER, "gate() on worker \"w3\": it was killed");
+    rpc_check_fails("w3", "add", TD_ARGS(1), NULL, TD_ERR_PEER, "\"w3\" was killed");
+    for (int r = 0; r < 3; r++)
+        CHECK_EQ(rpc_int(rpc_name(r), "add", TD_ARGS(1)), 11);
+    CHECK_PROMPT(since);
+    rpc_end();
+}
+
+/* Of a worker that nobody has called yet. */
+ALL_WAYS(killed_before_the_first_call, .ranks = 4, .may_die = 8)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    td_test_barrier();
+    if (td_test_rank() == 3)
+        raise(SIGKILL);
+    int64_t since = td__now_ns();
+    rpc_check_fails("w3", "hold", TD_NO_ARGS, NULL, TD_ERR_PEER, "\"w3\"");
+    rpc_check_fails("w3", "add", TD_ARGS(1), NULL, TD_ERR_PEER, "\"w3\"");
+    CHECK_PROMPT(since);
+    for (int r = 0; r < 3; r++)
+        CHECK_EQ(rpc_int(rpc_name(r), "add", TD_ARGS(1)), 11);
+    rpc_end();
+}
+
+/* The calls that a dead worker had made are cancelled. */
+ALL_WAYS(caller_is_killed, .ranks = 4, .may_die = 8)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() == 3) {
+        for (int r = 0; r < 3; r++)
+            CHECK(td_rpc_async(rpc_name(r), "hold", TD_NO_ARGS, NULL));
+        td_test_barrier();
+        raise(SIGKILL);
+    }
+    CHECK_SOON(atomic_load(&rpc_holding) == 1);
+    td_test_barrier();
+    CHECK_SOON(atomic_load(&rpc_cancelled) == 1);
+    rpc_end();
+}
+
+ALL_WAYS(stopped, .ranks = 4)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() < 3)
+        CHECK_EQ(rpc_int("w3", "add", TD_ARGS(1)), 11);
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        td_test_kill(3, SIGSTOP);
+        int64_t since = td__now_ns();
+        for (int i = 0; i < 3; i++)
+            rpc_check_fails("w3", "add", TD_ARGS(1), &(td_rpc_call_options){.timeout_ms = 50},
+                            TD_ERR_TIMEOUT, "\"w3\" has not answered within 50 ms");
+        CHECK_EQ(rpc_int("w1", "add", TD_ARGS(1)), 11);
+        CHECK_PROMPT(since);
+        td_test_kill(3, SIGCONT);
+        CHECK_EQ(rpc_int("w3", "add", TD_ARGS(1)), 11);
+    }
+    rpc_end();
+}
+
+/* ---- Links ----------------------------------------------------------------------------------- */
+
+/* Writes bytes that are no message into the link to a worker. */
+static void send_garbage(int rank)
+{
+    char garbage[200];
+    memset(garbage, 0xa5, sizeof garbage);
+    struct td__rpc_agent *agent = td__agent_hold();
+    CHECK(agent);
+    pthread_mutex_lock(&agent->lock);
+    struct td__rpc_link *link = agent->workers[rank]->link;
+    CHECK(link);
+    td__link_retain(link);
+    pthread_mutex_unlock(&agent->lock);
+    pthread_mutex_lock(&link->write_lock);
+    if (link->local) {
+        td__byte_ring_write(&link->rings.out, garbage, sizeof garbage);
+        td__byte_ring_publish(&link->rings.out);
+    } else {
+        send(link->fd, garbage, sizeof garbage, MSG_NOSIGNAL);
+    }
+    pthread_mutex_unlock(&link->write_lock);
+    if (link->local)
+        td__io_ring(link);
+    td__link_release(link);
+    td__agent_leave(agent);
+}
+
+/* The link ends, its calls fail, and the next call opens another one. */
+ALL_WAYS(garbage, .ranks = 4)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() == 0)
+        for (int i = 0; i < 3; i++) {
+            int to = 1 + i;
+            int64_t since = td__now_ns();
+            CHECK_EQ(rpc_int(rpc_name(to), "add", TD_ARGS(1)), 11);
+            td_future *held = td_rpc_async(rpc_name(to), "hold", TD_NO_ARGS, NULL);
+            CHECK_EQ(rpc_int(rpc_name(to), "add", TD_ARGS(1)), 11);
+            send_garbage(to);
+            rpc_check_failed(held, TD_ERR_PEER, "closed the connection");
+            CHECK_EQ(rpc_int(rpc_name(to), "add", TD_ARGS(1)), 11);
+            CHECK_PROMPT(since);
+        }
+    else
+        CHECK_SOON(atomic_load(&rpc_cancelled) == 1);
+    rpc_end();
+}
+
+/* Calls over the next link are not failed by the end of the one before, which is examined for a while. */
+RANKS(next_link, .ranks = 2)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() == 0) {
+        CHECK_EQ(rpc_int("w1", "add", TD_ARGS(1)), 11);
+        send_garbage(1);
+        int64_t since = td__now_ns();
+        td_value *value = NULL;
+        while (!(value = td_rpc_sync("w1", "pause", TD_ARGS(1500), NULL)))
+            CHECK_EQ(td_last_status(), TD_ERR_PEER); /* it was sent by the broken link */
+        CHECK_PROMPT(since);
+    }
+    rpc_end();
+}
+
+/* ---- Forks ----------------------------------------------------------------------------------- */
+
+static void in_child(void *arg)
+{
+    (void)arg;
+    TD_SCOPE;
+    td_worker_info info;
+    rpc_check_fails("w0", "add", TD_ARGS(1), NULL, TD_ERR_STATE, "no worker");
+    CHECK_FAILS(td_worker_find(NULL, &info), TD_ERR_STATE, "no worker");
+    CHECK_FAILS(td_rpc_shutdown(NULL), TD_ERR_STATE, "no worker");
+    unsetenv("TANDEM_AGENT_STORE");
+    td_store *store = NULL;
+    CHECK_OK(td_hash_store_open(&store));
+    CHECK_OK(td_init_rpc("child", &(td_rpc_options){.store = store, .world_size = 1}));
+    CHECK_EQ(rpc_int("child", "add", TD_ARGS(1)), 11);
+    CHECK_OK(td_rpc_shutdown(NULL));
+    CHECK_OK(td_store_close(store));
+}
+
+static void *wait_in_parent(void *future)
+{
+    td_value_release(td_future_wait(future, 0));
+    return NULL;
+}
+
+RANKS(forked, .ranks = 2)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    td_future *gate = td_rpc_async("w0", "gate", TD_NO_ARGS, NULL);
+    pthread_t thread; /* is inside the agent when the process is forked */
+    CHECK_EQ(pthread_create(&thread, NULL, wait_in_parent, gate), 0);
+    CHECK_EQ(rpc_int(rpc_name(!td_test_rank()), "add", TD_ARGS(1)), 11);
+    fork_join(fork_start(in_child, NULL));
+    CHECK_EQ(rpc_int(rpc_name(!td_test_rank()), "add", TD_ARGS(1)), 11);
+    td_future_cancel(gate);
+    pthread_join(thread, NULL);
+    rpc_end();
+}
+
+/* ---- Shutdown -------------------------------------------------------------------------------- */
+
+static const td_rpc_shutdown_options now = {.now = true};
+
+/* One leaves at once: calls to it fail, the others go on. */
+ALL_WAYS(leaves_now, .ranks = 4)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() == 3) {
+        CHECK_SOON(atomic_load(&rpc_holding) == 3);
+        td_future *own = td_rpc_async("w0", "gate", TD_NO_ARGS, NULL);
+        CHECK(td_rpc_async("w3", "gate", TD_NO_ARGS, NULL)); /* answers later: never */
+        CHECK_EQ(rpc_int("w0", "add", TD_ARGS(1)), 11);
+        int64_t since = td__now_ns();
+        td_test_barrier();
+        CHECK_OK(td_rpc_shutdown(&now));
+        CHECK_PROMPT(since);
+        rpc_check_failed(own, TD_ERR_ABORTED, "gate() on worker \"w0\": this worker was shut down");
+        rpc_check_fails("w0", "add", TD_ARGS(1), NULL, TD_ERR_STATE, "td_init_rpc()");
+        return;
+    }
+    td_future *held = td_rpc_async("w3", "hold", TD_NO_ARGS, NULL);
+    td_test_barrier();
+    int64_t since = td__now_ns();
+    rpc_check_failed(held, TD_ERR_PEER, "hold() on worker \"w3\": it has left");
+    CHECK_SOON(!td_rpc_sync("w3", "add", TD_ARGS(1), NULL));
+    rpc_check_fails("w3", "add", TD_ARGS(1), NULL, TD_ERR_PEER, "\"w3\" has left");
+    for (int r = 0; r < 3; r++)
+        CHECK_EQ(rpc_int(rpc_name(r), "add", TD_ARGS(1)), 11);
+    rpc_end();
+    CHECK_PROMPT(since);
+}
+
+/* Calls of the program that nobody waits for are made before all leave; and those that they make. */
+ALL_WAYS(graceful_with_calls, .ranks = 4)
+{
+    TD_SCOPE;
+    rpc_begin(&(td_rpc_options){.threads = 2});
+    td_value *to = TD_ARGS("w0", "w2", "w1", "w3");
+    td_future *last[10];
+    for (int i = 0; i < 10; i++)
+        CHECK((last[i] = td_rpc_async(rpc_name(i % 4), "bounce", TD_ARGS(to, 30), NULL)));
+    rpc_end();
+    for (int i = 0; i < 10; i++) {
+        CHECK(td_future_test(last[i]));
+        CHECK_EQ(rpc_value_int(td_future_wait(last[i], 0)), 30);
+    }
+}
+
+ALL_WAYS(dies_during_the_shutdown, .ranks = 4, .may_die = 4)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    for (int r = 0; r < 4; r++)
+        CHECK_EQ(rpc_int(rpc_name(r), "add", TD_ARGS(1)), 11);
+    if (td_test_rank() == 2) {
+        td__sleep_ns(100000000);
+        raise(SIGKILL);
+    }
+    int64_t since = td__now_ns();
+    CHECK_OK(td_rpc_shutdown(NULL));
+    CHECK_PROMPT(since);
+}
+
+RANKS(shutdown_times_out, .ranks = 2)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() == 0) {
+        td_future *gate = td_rpc_async("w1", "gate", TD_NO_ARGS, NULL);
+        td_rpc_shutdown_options options = {.timeout_ms = 50};
+        CHECK_FAILS(td_rpc_shutdown(&options), TD_ERR_TIMEOUT, "not complete");
+        rpc_check_failed(gate, TD_ERR_ABORTED, "shut down");
+        CHECK_FAILS(td_rpc_shutdown(&options), TD_ERR_STATE, "no worker");
+        td_test_barrier();
+        return;
+    }
+    td_test_barrier();
+    rpc_end();
+}
+
+RANKS(shutdown_names_the_others, .ranks = 2)
+{
+    rpc_begin(&far);
+    if (td_test_rank() == 0)
+        CHECK_FAILS(td_rpc_shutdown(&(td_rpc_shutdown_options){.timeout_ms = 50}), TD_ERR_TIMEOUT,
+                    "\"w1\"");
+    td_test_barrier();
+    if (td_test_rank() == 1)
+        rpc_end();
+}
+
+static td_value *shut_down(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    return td_rpc_shutdown(&now) ? NULL : td_value_nil();
+}
+
+RANKS(shutdown_in_a_function, .ranks = 2)
+{
+    TD_SCOPE;
+    CHECK_OK(td_rpc_register("shut_down()", shut_down, NULL));
+    rpc_begin(&far);
+    for (int r = 0; r < 2; r++)
+        rpc_check_fails(rpc_name(r), "shut_down", TD_NO_ARGS, NULL, TD_ERR_STATE,
+                        "called by a function");
+    rpc_end();
+}
+
+/* Threads that wait for calls, or for a future that is nobody's, do not keep the worker from leaving. */
+static void *wait_for_call(void *arg)
+{
+    TD_SCOPE;
+    rpc_check_fails(arg, "gate", TD_NO_ARGS, NULL, TD_ERR_ABORTED, "shut down");
+    return NULL;
+}
+
+RANKS(shutdown_under_threads, .ranks = 2)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    pthread_t threads[3], waits;
+    td_future *own = td_future_create();
+    char *to[3] = {"w0", "w1", "w0"};
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, wait_for_call, to[i]), 0);
+    CHECK_EQ(pthread_create(&waits, NULL, wait_in_parent, own), 0);
+    for (int64_t opened = 0; !opened;) {
+        td__sleep_ns(5000000);
+        struct td__rpc_agent *agent = td__agent_hold();
+        pthread_mutex_lock(&agent->calls_lock);
+        opened = agent->pending_count == 3;
+        pthread_mutex_unlock(&agent->calls_lock);
+        td__agent_leave(agent);
+    }
+    td_test_barrier();
+    int64_t since = td__now_ns();
+    CHECK_OK(td_rpc_shutdown(&now));
+    CHECK_PROMPT(since);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    CHECK_OK(td_future_set(own, td_value_of(1)));
+    pthread_join(waits, NULL);
+}
