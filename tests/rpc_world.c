@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-atomic_int rpc_cancelled, rpc_holding;
+atomic_int rpc_held, rpc_cancelled;
 
 static int64_t int_of(const td_value *value)
 {
@@ -64,10 +64,9 @@ static td_value *bounce(td_rpc_call *call, td_value *const *args, int count)
 static td_value *hold(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)args, (void)count;
-    atomic_fetch_add(&rpc_holding, 1);
+    atomic_fetch_add(&rpc_held, 1);
     while (!td_rpc_call_is_cancelled(call))
         td__sleep_ns(1000000);
-    atomic_fetch_sub(&rpc_holding, 1);
     atomic_fetch_add(&rpc_cancelled, 1);
     return td_value_nil();
 }
@@ -140,6 +139,12 @@ static td_value *huge(td_rpc_call *call, td_value *const *args, int count)
     return value;
 }
 
+static td_value *held(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    return td_value_of(atomic_load(&rpc_held));
+}
+
 static td_value *cancelled(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)args, (void)count;
@@ -163,6 +168,7 @@ static void register_all(void)
     CHECK_OK(td_rpc_register("gate()", gate, NULL));
     CHECK_OK(td_rpc_register("open_gate()", open_gate, NULL));
     CHECK_OK(td_rpc_register("huge(bytes: int)", huge, NULL));
+    CHECK_OK(td_rpc_register("held()", held, NULL));
     CHECK_OK(td_rpc_register("cancelled()", cancelled, NULL));
 }
 

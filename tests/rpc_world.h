@@ -6,12 +6,12 @@
  *     fail(status: int, text: text)          fails with them
  *     pause(ms: int)                         returns ms after so long
  *     bounce(to: list, left: int)            calls bounce on the next worker of the list, `left` times: how often it was
- *     hold()                                 returns when it is cancelled; counts in rpc_cancelled
+ *     hold()                                 returns when it is cancelled; counts in rpc_held and rpc_cancelled
  *     later(ms: int)                         answers after so long, without a thread of the agent
  *     gate()                                 answers when open_gate() is called
  *     open_gate()                            how many it has opened
  *     huge(bytes: int)                       so many bytes
- *     cancelled()                            rpc_cancelled */
+ *     held(), cancelled()                    rpc_held, rpc_cancelled */
 #ifndef TANDEM_TESTS_RPC_WORLD_H
 #define TANDEM_TESTS_RPC_WORLD_H
 
@@ -39,8 +39,8 @@
     }                                                                                              \
     static void all_##id(void)
 
-extern atomic_int rpc_cancelled; /* calls of hold() that have ended so */
-extern atomic_int rpc_holding;   /* that run */
+extern atomic_int rpc_held;      /* calls of hold() that have begun */
+extern atomic_int rpc_cancelled; /* that have ended */
 
 /** Registers the functions, and makes this process a worker; NULL: the usual options. Takes the way that is the test's
  *  `arg`. */

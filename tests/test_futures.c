@@ -246,12 +246,12 @@ ALL_WAYS(cancellation, .ranks = 4)
     int calls = 0;
     td_future *held = td_rpc_async(to, "hold", TD_NO_ARGS, NULL);
     td_future *then = td_future_then(td_rpc_async(to, "hold", TD_NO_ARGS, NULL), twice, &calls);
-    CHECK_SOON(atomic_load(&rpc_holding) == 2);
+    CHECK_SOON(rpc_int(to, "held", TD_NO_ARGS) == 2);
     td_future_cancel(held);
     rpc_check_failed(held, TD_ERR_ABORTED, "cancelled");
     td_future_cancel(then);
     rpc_check_failed(then, TD_ERR_ABORTED, "cancelled");
-    CHECK_SOON(atomic_load(&rpc_cancelled) == 2);
+    CHECK_SOON(rpc_int(to, "cancelled", TD_NO_ARGS) == 2);
     td_future *gate = td_rpc_async(to, "gate", TD_NO_ARGS, NULL);
     td_future_cancel(gate);
     rpc_check_failed(gate, TD_ERR_ABORTED, "cancelled");

@@ -116,13 +116,13 @@ ALL_WAYS(slow_functions_block_no_others, .ranks = 4)
         int64_t since = td__now_ns();
         td_future *held[2] = {td_rpc_async(to, "hold", TD_NO_ARGS, &far),
                               td_rpc_async(to, "hold", TD_NO_ARGS, &far)};
-        CHECK_SOON(atomic_load(&rpc_holding) == 2);
+        CHECK_SOON(rpc_int(to, "held", TD_NO_ARGS) == 2);
         for (int i = 0; i < 20; i++)
             CHECK_EQ(rpc_int(to, "add", TD_ARGS(i)), i + 10);
         for (int i = 0; i < 2; i++)
             td_future_cancel(held[i]);
         CHECK_PROMPT(since);
-        CHECK_SOON(atomic_load(&rpc_cancelled) == 2);
+        CHECK_SOON(rpc_int(to, "cancelled", TD_NO_ARGS) == 2);
     }
     rpc_end();
 }
@@ -148,7 +148,7 @@ RANKS(the_only_thread_is_busy, .ranks = 2)
     rpc_begin(&(td_rpc_options){.threads = 1});
     if (td_test_rank() == 0) {
         td_future *held = td_rpc_async("w0", "hold", TD_NO_ARGS, NULL);
-        CHECK_SOON(atomic_load(&rpc_holding) == 1);
+        CHECK_SOON(atomic_load(&rpc_held) == 1);
         td_future *own = td_rpc_async("w0", "add", TD_ARGS(1), NULL);
         CHECK_EQ(rpc_int("w1", "add", TD_ARGS(1)), 11);
         CHECK(!td_future_test(own));

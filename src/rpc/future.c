@@ -182,8 +182,11 @@ static void await(td_future *future, td__deadline deadline)
         td__io_end_wait(agent);
     else
         agent = complete ? NULL : td__agent_hold();
-    if (agent && !complete && td__deadline_passed(future->deadline))
+    if (agent && !complete && td__deadline_passed(future->deadline)) {
         td__calls_expire(agent);
+        td__future_sleep(future,
+                         td__deadline_in_ms(1000)); /* if another thread is about to fail it */
+    }
     td__agent_leave(agent);
 }
 

@@ -238,11 +238,12 @@ static void drop(struct td__rpc_link *link)
 td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
 {
     pthread_mutex_lock(&link->write_lock);
-    bool open = !link->closed;
+    bool open = !link->closed && !link->last_sent;
     if (open && !link->first)
         open = write_message(link, message);
-    if (!open && !link->closed)
+    if (!open && !link->closed && !link->last_sent)
         drop(link);
+    link->last_sent |= message->bytes.data[0] == TD__MESSAGE_LEAVE;
     bool done = !open || message->written == message->size;
     if (!done) {
         *link->last = message;
@@ -378,10 +379,12 @@ static bool read_socket(struct td__rpc_link *link)
 bool td__link_read(struct td__rpc_link *link)
 {
     int read = 0;
-    while (!link->ended && read < READS && (link->local ? read_ring(link) : read_socket(link)))
+    while (!link->ended && !link->leaving && read < READS &&
+           (link->local ? read_ring(link) : read_socket(link)))
         read++;
     if (read == READS && !link->local)
         atomic_store(&link->hup, true);
+    link->ended |= link->leaving;
     return read > 0;
 }
 

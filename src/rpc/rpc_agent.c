@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096 };
+enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096, LONG_CHAIN = 400 };
 #define DEFAULT_MAX_MESSAGE ((size_t)64 << 20)
 
 /* ---- The process's agent ---------------------------------------------------------------------- */
@@ -147,8 +147,10 @@ static void receive_reply(struct td__rpc_agent *agent, struct td__incoming *inco
     struct td__span why = td__reader_string(&body, TD__ERROR_TEXT);
     if (body.failed || status <= TD_OK || status > TD_ERR_ABORTED)
         status = TD_ERR_INVALID;
-    snprintf(text, sizeof text, "worker \"%s\": %.*s", name, (int)why.size,
-             why.data ? why.data : "");
+    /* Of calls in calls in calls, the last workers are named, and the text stays whole. */
+    bool names = why.size > LONG_CHAIN && !strncmp(why.data, "worker \"", 8);
+    snprintf(text, sizeof text, "%s%s%s%.*s", names ? "" : "worker \"", names ? "" : name,
+             names ? "" : "\": ", (int)why.size, why.data ? why.data : "");
     td__call_fail(agent, incoming->from, id, status, text);
 }
 
@@ -374,6 +376,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     pthread_mutex_unlock(&agent->calls_lock);
     td__calls_fail_all(agent, -1, UINT_MAX, TD_ERR_ABORTED, "this worker was shut down");
     td__rpc_keep_borrowed(agent);
+    atomic_store(&agent->leaving, true);
     td__workers_say_goodbye(agent);
     atomic_store(&current, NULL);
     td__agent_leave(agent);

@@ -45,7 +45,8 @@ struct td__rpc_link {
     pthread_mutex_t write_lock;
     struct td__message *first, **last; /* that do not fit yet */
     atomic_bool blocked;               /* there are such messages */
-    bool closed;                       /* nothing is written any more */
+    bool closed;                       /* nothing is written any more … */
+    bool last_sent;                    /* … after the messages that wait */
 
     /* Reading: only the thread that leads. */
     uint8_t header[TD__HEADER_SIZE];
@@ -59,7 +60,7 @@ struct td__rpc_link {
     atomic_bool hup; /* its socket has ended */
 };
 
-/** Sends a message, which it owns, also on failure. */
+/** Sends a message, which it owns, also on failure. After TD__MESSAGE_LEAVE, none is sent. */
 td_status td__link_send(struct td__rpc_link *link, struct td__message *message);
 
 /** Writes messages that did not fit before; on any thread. */
@@ -190,6 +191,7 @@ struct td__rpc_agent {
     int pending_count;
     td__deadline next_deadline;
     bool closed;            /* no new calls */
+    atomic_bool leaving;    /* the other workers know it, or are about to */
     atomic_ullong activity; /* counts the calls of this worker, and those to it */
 
     /* References (rref.c). */

@@ -113,9 +113,11 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
     return status;
 }
 
-/* Answers with the value, or with the last error. */
+/* Answers with the value, or with the last error; if the caller still waits. */
 static void answer(struct td_rpc_call *call, td_value *value)
 {
+    if (atomic_load(&call->cancelled))
+        return;
     if (!value || answer_value(call, value))
         answer_error(call, td__error_status(), td__error_text());
 }

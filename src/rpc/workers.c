@@ -419,10 +419,12 @@ void td__agent_link_ended(struct td__rpc_link *link)
     link->closed = true;
     pthread_mutex_unlock(&link->write_lock);
     td__serve_link_ended(agent, link);
-    if (link->leaving)
-        lose(agent, link->rank, "has left");
-    else if (!start_task(agent, link->rank, -1, links, run_lost) && used)
-        td__calls_fail_all(agent, link->rank, links, TD_ERR_PEER, CLOSED);
+    if (!atomic_load(&agent->leaving)) {
+        if (link->leaving)
+            lose(agent, link->rank, "has left");
+        else if (!start_task(agent, link->rank, -1, links, run_lost) && used)
+            td__calls_fail_all(agent, link->rank, links, TD_ERR_PEER, CLOSED);
+    }
     if (used)
         td__link_release(link);
     td__link_release(link);
