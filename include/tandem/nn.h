@@ -349,8 +349,26 @@ typedef struct td_module_ops {
     /** Writes PyTorch's extra_repr(), such as "in_features=3", and returns as snprintf() does.
      *  NULL: nothing. */
     int (*describe)(const td_module *module, char *text, size_t size);
-    void *reserved[4];
+    /** Adds what the data hold as named numbers: td_state_add_integer(options, "stride", 2). On failure the
+     *  module cannot be sent. NULL, if data_size is 0: there is nothing to add. */
+    td_status (*save_options)(const td_module *module, td_state *options);
+    /** Sets the zeroed data of a received module from such numbers; its parameters, buffers and children are
+     *  there already. Numbers and parts come from another process: TD_ERR_INVALID for those that no module
+     *  of this kind has. On failure free_data is called. NULL, if data_size is 0: no numbers are valid. */
+    td_status (*load_options)(td_module *module, const td_state *options);
+    void *reserved[2];
 } td_module_ops;
+
+/**
+ * Registers a kind, so that its modules can be sent to other processes, and received (rpc.h): they are sent by
+ * the name of their kind, their options, parameters, buffers and children, and the receiver makes them anew.
+ * Both processes register the kind; the kinds of this header are known to all. The table must stay for the
+ * life of the process. May be called by any thread, and again with the same table.
+ *
+ * Errors: TD_ERR_INVALID (a table without a name, or that has data without both save_options and
+ * load_options), TD_ERR_STATE (there is another kind of this name).
+ */
+TD_API td_status td_register_module(const td_module_ops *ops);
 
 /** A module without parameters, buffers and children; they are added next. NULL without memory. */
 TD_API td_module *td_module_create(const td_module_ops *ops);

@@ -45,11 +45,11 @@ static inline td_status td__check_dtype(const char *call, td_dtype dtype)
     return td_fail(TD_ERR_INVALID, "%s: %d is not a dtype (see td_dtype)", call, (int)dtype);
 }
 
-/** TD_ERR_INVALID if a reserved member of a struct is not zero: the program was compiled with newer headers,
- *  or did not zero the struct. */
-static inline td_status td__check_reserved(const char *call, void *const reserved[4])
+/** TD_ERR_INVALID if one of `count` reserved members of a struct is not zero: the program was compiled with newer
+ *  headers, or did not zero the struct. */
+static inline td_status td__check_reserved_of(const char *call, void *const *reserved, int count)
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < count; i++)
         if (reserved[i])
             return td_fail(
                 TD_ERR_INVALID,
@@ -57,6 +57,12 @@ static inline td_status td__check_reserved(const char *call, void *const reserve
                 "or = {0}, or use the headers of this version of the library",
                 call, i);
     return TD_OK;
+}
+
+/** The same for the usual number of them. */
+static inline td_status td__check_reserved(const char *call, void *const reserved[4])
+{
+    return td__check_reserved_of(call, reserved, 4);
 }
 
 #endif

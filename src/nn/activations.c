@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 /* ---- Activations -------------------------------------------------------------------------------- */
@@ -41,10 +42,26 @@ static int gelu_describe(const td_module *self, char *text, size_t size)
     return snprintf(text, size, "approximate='%s'", gelu->by_tanh ? "tanh" : "none");
 }
 
+static const struct td__kind_option gelu_options[] = {
+    {"by_tanh", TD__OPTION_BOOL, offsetof(struct gelu, by_tanh), 0, 0}};
+enum { GELU_OPTIONS = sizeof gelu_options / sizeof gelu_options[0] };
+
+static td_status gelu_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, gelu_options, GELU_OPTIONS);
+}
+
+static td_status gelu_load(td_module *self, const td_state *options)
+{
+    return td__options_load(self, options, gelu_options, GELU_OPTIONS);
+}
+
 static const td_module_ops gelu_ops = {.name = "GELU",
                                        .data_size = sizeof(struct gelu),
                                        .forward = gelu_forward,
-                                       .describe = gelu_describe};
+                                       .describe = gelu_describe,
+                                       .save_options = gelu_save,
+                                       .load_options = gelu_load};
 
 static td_module *make_gelu(bool by_tanh)
 {
@@ -87,14 +104,36 @@ static int softmax_describe(const td_module *self, char *text, size_t size)
     return snprintf(text, size, "dim=%d", ((const struct softmax *)self->data)->dim);
 }
 
+/* Any dimension that a tensor may have; negative ones count from the end. */
+#define LEAST_DIM -TD_MAX_DIMS
+#define MOST_DIM (TD_MAX_DIMS - 1)
+
+static const struct td__kind_option softmax_options[] = {
+    {"dim", TD__OPTION_INT, offsetof(struct softmax, dim), LEAST_DIM, MOST_DIM}};
+enum { SOFTMAX_OPTIONS = sizeof softmax_options / sizeof softmax_options[0] };
+
+static td_status softmax_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, softmax_options, SOFTMAX_OPTIONS);
+}
+
+static td_status softmax_load(td_module *self, const td_state *options)
+{
+    return td__options_load(self, options, softmax_options, SOFTMAX_OPTIONS);
+}
+
 static const td_module_ops softmax_ops = {.name = "Softmax",
                                           .data_size = sizeof(struct softmax),
                                           .forward = softmax_forward,
-                                          .describe = softmax_describe};
+                                          .describe = softmax_describe,
+                                          .save_options = softmax_save,
+                                          .load_options = softmax_load};
 static const td_module_ops log_softmax_ops = {.name = "LogSoftmax",
                                               .data_size = sizeof(struct softmax),
                                               .forward = log_softmax_forward,
-                                              .describe = softmax_describe};
+                                              .describe = softmax_describe,
+                                              .save_options = softmax_save,
+                                              .load_options = softmax_load};
 
 static td_module *make_softmax(const td_module_ops *ops, int dim)
 {
@@ -137,14 +176,32 @@ static int dropout_describe(const td_module *self, char *text, size_t size)
     return snprintf(text, size, "p=%g, inplace=False", ((const struct dropout *)self->data)->p);
 }
 
+static const struct td__kind_option dropout_options[] = {
+    {"p", TD__OPTION_DOUBLE, offsetof(struct dropout, p), 0, 1}};
+enum { DROPOUT_OPTIONS = sizeof dropout_options / sizeof dropout_options[0] };
+
+static td_status dropout_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, dropout_options, DROPOUT_OPTIONS);
+}
+
+static td_status dropout_load(td_module *self, const td_state *options)
+{
+    return td__options_load(self, options, dropout_options, DROPOUT_OPTIONS);
+}
+
 static const td_module_ops dropout_ops = {.name = "Dropout",
                                           .data_size = sizeof(struct dropout),
                                           .forward = dropout_forward,
-                                          .describe = dropout_describe};
+                                          .describe = dropout_describe,
+                                          .save_options = dropout_save,
+                                          .load_options = dropout_load};
 static const td_module_ops dropout2d_ops = {.name = "Dropout2d",
                                             .data_size = sizeof(struct dropout),
                                             .forward = dropout2d_forward,
-                                            .describe = dropout_describe};
+                                            .describe = dropout_describe,
+                                            .save_options = dropout_save,
+                                            .load_options = dropout_load};
 
 static td_module *make_dropout(const td_module_ops *ops, const char *call, double p)
 {
@@ -185,10 +242,27 @@ static int flatten_describe(const td_module *self, char *text, size_t size)
     return snprintf(text, size, "start_dim=%d, end_dim=%d", flatten->first, flatten->last);
 }
 
+static const struct td__kind_option flatten_options[] = {
+    {"first", TD__OPTION_INT, offsetof(struct flatten, first), LEAST_DIM, MOST_DIM},
+    {"last", TD__OPTION_INT, offsetof(struct flatten, last), LEAST_DIM, MOST_DIM}};
+enum { FLATTEN_OPTIONS = sizeof flatten_options / sizeof flatten_options[0] };
+
+static td_status flatten_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, flatten_options, FLATTEN_OPTIONS);
+}
+
+static td_status flatten_load(td_module *self, const td_state *options)
+{
+    return td__options_load(self, options, flatten_options, FLATTEN_OPTIONS);
+}
+
 static const td_module_ops flatten_ops = {.name = "Flatten",
                                           .data_size = sizeof(struct flatten),
                                           .forward = flatten_forward,
-                                          .describe = flatten_describe};
+                                          .describe = flatten_describe,
+                                          .save_options = flatten_save,
+                                          .load_options = flatten_load};
 
 td_module *td_flatten_with(int first, int last)
 {
@@ -214,6 +288,10 @@ td_module *td_identity(void)
 {
     return td_module_create(&identity_ops);
 }
+
+const td_module_ops *const td__activation_kinds[] = {
+    &relu_ops,        &silu_ops,    &tanh_ops,      &sigmoid_ops, &gelu_ops,     &softmax_ops,
+    &log_softmax_ops, &dropout_ops, &dropout2d_ops, &flatten_ops, &identity_ops, NULL};
 
 /* ---- Checks of layers -------------------------------------------------------------------------- */
 

@@ -14,6 +14,7 @@
 #include "tensor/kernels.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -198,9 +199,51 @@ static td_status multihead_forward(td_module *self, const td_tensor_list *inputs
     return count ? td_tensor_list_add(results, NULL, attend(self, ordered, count)) : TD_ERR_INVALID;
 }
 
+static const struct td__kind_option multihead_options[] = {
+    {"width", TD__OPTION_INT64, offsetof(struct multihead, width), 1, 0x1p53},
+    {"heads", TD__OPTION_INT64, offsetof(struct multihead, heads), 1, 0x1p53},
+    {"dropout", TD__OPTION_DOUBLE, offsetof(struct multihead, options.dropout), 0, 1},
+    {"no_bias", TD__OPTION_BOOL, offsetof(struct multihead, options.no_bias), 0, 0},
+    {"causal", TD__OPTION_BOOL, offsetof(struct multihead, options.causal), 0, 0},
+    {"batch_first", TD__OPTION_BOOL, offsetof(struct multihead, options.batch_first), 0, 0},
+};
+enum { MULTIHEAD_OPTIONS = sizeof multihead_options / sizeof multihead_options[0] };
+
+static td_status multihead_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, multihead_options, MULTIHEAD_OPTIONS);
+}
+
+static td_status check_heads(const char *call, const struct multihead *multihead)
+{
+    if (multihead->width % multihead->heads == 0 && multihead->width <= INT64_MAX / 3)
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "%s: the width, %lld, must be a multiple of the number of heads, %lld", call,
+                   (long long)multihead->width, (long long)multihead->heads);
+}
+
+static td_status multihead_load(td_module *self, const td_state *options)
+{
+    const struct multihead *multihead = self->data;
+    TD_TRY(td__options_load(self, options, multihead_options, MULTIHEAD_OPTIONS));
+    TD_TRY(check_heads(self->ops->name, multihead));
+    int64_t shape[] = {3 * multihead->width, multihead->width};
+    TD_TRY(td__check_parameters(
+        self,
+        (const struct td__kind_tensor[]){[IN_WEIGHT] = {"in_proj_weight", shape, 2, false},
+                                         [IN_BIAS] = {"in_proj_bias", shape, 1, false}},
+        multihead->options.no_bias ? 1 : 2));
+    return td__check_children(self, (const char *const[]){[OUT_PROJ] = "out_proj"}, 1, 0);
+}
+
 static const td_module_ops multihead_ops = {.name = "MultiheadAttention",
                                             .data_size = sizeof(struct multihead),
-                                            .forward_list = multihead_forward};
+                                            .forward_list = multihead_forward,
+                                            .save_options = multihead_save,
+                                            .load_options = multihead_load};
+
+const td_module_ops *const td__attention_kinds[] = {&multihead_ops, NULL};
 
 /* In PyTorch's order: out_proj draws its numbers first, and its bias is then set to 0. */
 static td_status init_multihead(td_module *self)
@@ -224,13 +267,8 @@ td_module *td_multihead_attention_with(int64_t width, int64_t heads,
     if (td__check_size(call, "the width", width, 1) || td__check_size(call, "heads", heads, 1) ||
         td__check_probability(call, multihead.options.dropout))
         return NULL;
-    if (width % heads || width > INT64_MAX / 3) {
-        td_fail(TD_ERR_INVALID,
-                "%s: the width, %lld, must be a multiple of the number of heads, "
-                "%lld",
-                call, (long long)width, (long long)heads);
+    if (check_heads(call, &multihead))
         return NULL;
-    }
     td_module *self = td_module_create(&multihead_ops);
     int64_t shape[] = {3 * width, width};
     bool bias = !multihead.options.no_bias;

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 /* ---- Convolution -------------------------------------------------------------------------------- */
@@ -46,10 +47,61 @@ static int conv2d_describe(const td_module *self, char *text, size_t size)
     return used;
 }
 
+/* What a received module may have. A window of MAX_WINDOW with such a stride or dilation ends far within 64 bits;
+ * results grow by the padding, and adaptive ones are of the size that is given: a message of some bytes must not
+ * make forward allocate much more than the input's size. */
+#define MAX_WINDOW 0x1p24
+#define MAX_GROWTH 4096
+
+#define WINDOW(text, type, member, least, most)                                                    \
+    {                                                                                              \
+        text, TD__OPTION_INT64, offsetof(type, member), least, most                                \
+    }
+
+static const struct td__kind_option conv2d_options[] = {
+    WINDOW("stride_height", td_conv2d_options, stride[0], 1, MAX_WINDOW),
+    WINDOW("stride_width", td_conv2d_options, stride[1], 1, MAX_WINDOW),
+    WINDOW("padding_height", td_conv2d_options, padding[0], 0, MAX_GROWTH),
+    WINDOW("padding_width", td_conv2d_options, padding[1], 0, MAX_GROWTH),
+    WINDOW("dilation_height", td_conv2d_options, dilation[0], 1, MAX_WINDOW),
+    WINDOW("dilation_width", td_conv2d_options, dilation[1], 1, MAX_WINDOW),
+    {"groups", TD__OPTION_INT64, offsetof(td_conv2d_options, groups), 1, 0x1p31},
+    {"no_bias", TD__OPTION_BOOL, offsetof(td_conv2d_options, no_bias), 0, 0},
+};
+enum { CONV2D_OPTIONS = sizeof conv2d_options / sizeof conv2d_options[0] };
+
+static td_status conv2d_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, conv2d_options, CONV2D_OPTIONS);
+}
+
+static td_status conv2d_load(td_module *self, const td_state *options)
+{
+    const td_conv2d_options *given = self->data;
+    const td_tensor *weight = td_param(self, 0);
+    int64_t shape[4] = {0}, in_channels;
+    for (int d = 0; d < 4 && weight && weight->layout.ndim == 4; d++)
+        shape[d] = weight->layout.shape[d];
+    TD_TRY(td__options_load(self, options, conv2d_options, CONV2D_OPTIONS));
+    TD_TRY(td__check_parameters(
+        self,
+        (const struct td__kind_tensor[]){{"weight", shape, 4, false}, {"bias", shape, 1, false}},
+        given->no_bias ? 1 : 2));
+    if (!__builtin_mul_overflow(shape[1], given->groups, &in_channels) &&
+        shape[0] % given->groups == 0 && shape[2] >= 1 && shape[2] <= MAX_WINDOW && shape[3] >= 1 &&
+        shape[3] <= MAX_WINDOW)
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "a received %s has a weight %s and %lld groups, which do not fit",
+                   self->ops->name, td__shape_text(shape, 4), (long long)given->groups);
+}
+
 static const td_module_ops conv2d_ops = {.name = "Conv2d",
                                          .data_size = sizeof(td_conv2d_options),
                                          .forward = conv2d_forward,
-                                         .describe = conv2d_describe};
+                                         .describe = conv2d_describe,
+                                         .save_options = conv2d_save,
+                                         .load_options = conv2d_load};
 
 /* Fills in defaults, and checks all. */
 static td_status complete(const char *call, int64_t in_channels, int64_t out_channels,
@@ -179,22 +231,85 @@ static int adaptive_describe(const td_module *self, char *text, size_t size)
                     (long long)pool->kernel[1]);
 }
 
+static const struct td__kind_option pool_options[] = {
+    WINDOW("height", struct pool, kernel[0], 1, MAX_WINDOW),
+    WINDOW("width", struct pool, kernel[1], 1, MAX_WINDOW),
+    WINDOW("stride_height", struct pool, options.stride[0], 1, MAX_WINDOW),
+    WINDOW("stride_width", struct pool, options.stride[1], 1, MAX_WINDOW),
+    WINDOW("padding_height", struct pool, options.padding[0], 0, MAX_WINDOW),
+    WINDOW("padding_width", struct pool, options.padding[1], 0, MAX_WINDOW),
+    WINDOW("dilation_height", struct pool, options.dilation[0], 1, MAX_WINDOW),
+    WINDOW("dilation_width", struct pool, options.dilation[1], 1, MAX_WINDOW),
+    {"exclude_padding", TD__OPTION_BOOL, offsetof(struct pool, options.exclude_padding), 0, 0},
+};
+enum { POOL_OPTIONS = sizeof pool_options / sizeof pool_options[0] };
+
+static td_status pool_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, pool_options, POOL_OPTIONS);
+}
+
+static td_status check_padding(const char *call, const struct pool *pool)
+{
+    for (int d = 0; d < 2; d++)
+        if (pool->options.padding[d] > pool->kernel[d] / 2)
+            return td_fail(
+                TD_ERR_INVALID,
+                "%s: the padding is %lld and the kernel %lld; the padding must be at most "
+                "half of it",
+                call, (long long)pool->options.padding[d], (long long)pool->kernel[d]);
+    return TD_OK;
+}
+
+static td_status pool_load(td_module *self, const td_state *options)
+{
+    TD_TRY(td__options_load(self, options, pool_options, POOL_OPTIONS));
+    return check_padding(self->ops->name, self->data);
+}
+
+static const struct td__kind_option adaptive_options[] = {
+    WINDOW("height", struct pool, kernel[0], 1, MAX_GROWTH),
+    WINDOW("width", struct pool, kernel[1], 1, MAX_GROWTH),
+};
+enum { ADAPTIVE_OPTIONS = sizeof adaptive_options / sizeof adaptive_options[0] };
+
+static td_status adaptive_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, adaptive_options, ADAPTIVE_OPTIONS);
+}
+
+static td_status adaptive_load(td_module *self, const td_state *options)
+{
+    return td__options_load(self, options, adaptive_options, ADAPTIVE_OPTIONS);
+}
+
 static const td_module_ops max_pool2d_ops = {.name = "MaxPool2d",
                                              .data_size = sizeof(struct pool),
                                              .forward = max_pool2d_forward,
-                                             .describe = max_describe};
+                                             .describe = max_describe,
+                                             .save_options = pool_save,
+                                             .load_options = pool_load};
 static const td_module_ops avg_pool2d_ops = {.name = "AvgPool2d",
                                              .data_size = sizeof(struct pool),
                                              .forward = avg_pool2d_forward,
-                                             .describe = avg_describe};
+                                             .describe = avg_describe,
+                                             .save_options = pool_save,
+                                             .load_options = pool_load};
 static const td_module_ops adaptive_avg_ops = {.name = "AdaptiveAvgPool2d",
                                                .data_size = sizeof(struct pool),
                                                .forward = adaptive_avg_forward,
-                                               .describe = adaptive_describe};
+                                               .describe = adaptive_describe,
+                                               .save_options = adaptive_save,
+                                               .load_options = adaptive_load};
 static const td_module_ops adaptive_max_ops = {.name = "AdaptiveMaxPool2d",
                                                .data_size = sizeof(struct pool),
                                                .forward = adaptive_max_forward,
-                                               .describe = adaptive_describe};
+                                               .describe = adaptive_describe,
+                                               .save_options = adaptive_save,
+                                               .load_options = adaptive_load};
+
+const td_module_ops *const td__conv_kinds[] = {
+    &conv2d_ops, &max_pool2d_ops, &avg_pool2d_ops, &adaptive_avg_ops, &adaptive_max_ops, NULL};
 
 static td_module *make_pool(const td_module_ops *ops, const char *call, int64_t height,
                             int64_t width, const td_pool2d_options *options)
@@ -210,14 +325,9 @@ static td_module *make_pool(const td_module_ops *ops, const char *call, int64_t 
             td__check_size(call, "a padding", pool.options.padding[d], 0) ||
             td__check_size(call, "a dilation", pool.options.dilation[d], 1))
             return NULL;
-        if (pool.options.padding[d] > pool.kernel[d] / 2) {
-            td_fail(TD_ERR_INVALID,
-                    "%s: the padding is %lld and the kernel %lld; the padding must be at most "
-                    "half of it",
-                    call, (long long)pool.options.padding[d], (long long)pool.kernel[d]);
-            return NULL;
-        }
     }
+    if (check_padding(call, &pool))
+        return NULL;
     td_module *self = td_module_create(ops);
     if (self)
         *(struct pool *)self->data = pool;

@@ -5,6 +5,7 @@
 #include "base/option_rules.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 
 td_status td__init_affine(td_tensor *weight, td_tensor *bias)
@@ -35,8 +36,24 @@ static int linear_describe(const td_module *self, char *text, size_t size)
                     td_param(self, 1) ? "True" : "False");
 }
 
-static const td_module_ops linear_ops = {
-    .name = "Linear", .forward = linear_forward, .describe = linear_describe};
+/* There are no options besides the shape of the weight. */
+static td_status linear_load(td_module *self, const td_state *options)
+{
+    const td_tensor *weight = td_param(self, 0);
+    int64_t shape[2] = {0};
+    for (int d = 0; d < 2 && weight && weight->layout.ndim == 2; d++)
+        shape[d] = weight->layout.shape[d];
+    TD_TRY(td__options_load(self, options, NULL, 0));
+    return td__check_parameters(
+        self,
+        (const struct td__kind_tensor[]){{"weight", shape, 2, false}, {"bias", shape, 1, false}},
+        self->parameters.count == 1 ? 1 : 2);
+}
+
+static const td_module_ops linear_ops = {.name = "Linear",
+                                         .forward = linear_forward,
+                                         .describe = linear_describe,
+                                         .load_options = linear_load};
 
 td_module *td_linear_with(int64_t in_features, int64_t out_features,
                           const td_linear_options *options)
@@ -88,10 +105,38 @@ static int embedding_describe(const td_module *self, char *text, size_t size)
                     (long long)embedding->padding_idx);
 }
 
+static const struct td__kind_option embedding_options[] = {
+    {"padding_idx", TD__OPTION_INT64, offsetof(struct embedding, padding_idx), -1, 0x1p53}};
+enum { EMBEDDING_OPTIONS = sizeof embedding_options / sizeof embedding_options[0] };
+
+static td_status embedding_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, embedding_options, EMBEDDING_OPTIONS);
+}
+
+static td_status embedding_load(td_module *self, const td_state *options)
+{
+    const struct embedding *embedding = self->data;
+    const td_tensor *weight = td_param(self, 0);
+    int64_t shape[2] = {0};
+    for (int d = 0; d < 2 && weight && weight->layout.ndim == 2; d++)
+        shape[d] = weight->layout.shape[d];
+    TD_TRY(td__options_load(self, options, embedding_options, EMBEDDING_OPTIONS));
+    TD_TRY(td__check_parameters(self, &(struct td__kind_tensor){"weight", shape, 2, false}, 1));
+    if (embedding->padding_idx < shape[0])
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID, "padding_idx of a received %s is %lld, and there are %lld rows",
+                   self->ops->name, (long long)embedding->padding_idx, (long long)shape[0]);
+}
+
 static const td_module_ops embedding_ops = {.name = "Embedding",
                                             .data_size = sizeof(struct embedding),
                                             .forward = embedding_forward,
-                                            .describe = embedding_describe};
+                                            .describe = embedding_describe,
+                                            .save_options = embedding_save,
+                                            .load_options = embedding_load};
+
+const td_module_ops *const td__linear_kinds[] = {&linear_ops, &embedding_ops, NULL};
 
 /* Normal numbers, and zeros in the row of the padding. */
 static td_status init_embedding(td_tensor *weight, int64_t padding_idx)

@@ -18,7 +18,7 @@ td_module *td_module_create(const td_module_ops *ops)
                 ops ? "name of the kind" : "table of functions");
         return NULL;
     }
-    if (td__check_reserved(__func__, ops->reserved))
+    if (td__check_reserved_of(__func__, ops->reserved, 2))
         return NULL;
     td_module *module = calloc(1, sizeof *module);
     void *data = module && ops->data_size ? calloc(1, ops->data_size) : NULL;

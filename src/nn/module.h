@@ -57,6 +57,59 @@ void td__modules_destroy(td_module *const *modules, int count);
 /** Fails with "<call>: <what> is <value>; it must be …" if a size is below `least`. */
 td_status td__check_size(const char *call, const char *what, int64_t value, int64_t least);
 
+/* ---- Kinds ----------------------------------------------------------------------------------- */
+
+/** The tables of the kinds of each file, up to a NULL. */
+extern const td_module_ops *const td__activation_kinds[],
+    *const td__attention_kinds[],
+        *const td__conv_kinds[], *const td__linear_kinds[], *const td__norm_kinds[],
+                                                                *const td__sequential_kinds[],
+                                                                    *const td__transformer_kinds[];
+
+/** The kind of a name; NULL, with the last error set, if there is none. */
+const td_module_ops *td__module_kind(const char *name);
+
+/** The options of a module by save_options, for td_state_destroy(). NULL, with the last error set, for a
+ *  module that cannot be sent. */
+td_state *td__module_save_options(const td_module *module);
+
+/** Sets the data of a module that has all its parts, by load_options. */
+td_status td__module_load_options(td_module *module, const td_state *options);
+
+/** One number of the data of a kind. */
+struct td__kind_option {
+    const char *name;
+    enum { TD__OPTION_BOOL, TD__OPTION_INT, TD__OPTION_INT64, TD__OPTION_DOUBLE } type;
+    size_t offset;      /* in the data */
+    double least, most; /* valid numbers; not for bools */
+};
+
+/** save_options and load_options of data with these options. Loading fails if one of them is missing, is not
+ *  finite, not within its limits, or if there are others. */
+td_status td__options_save(const td_module *module, td_state *options,
+                           const struct td__kind_option *list, int count);
+td_status td__options_load(td_module *module, const td_state *options,
+                           const struct td__kind_option *list, int count);
+
+/** A tensor that a kind has. */
+struct td__kind_tensor {
+    const char *name;
+    const int64_t *shape;
+    int ndim;
+    bool is_count; /* i64; others are of a floating-point dtype */
+};
+
+/** TD_ERR_INVALID unless a module has exactly these parameters, or buffers. */
+td_status td__check_parameters(const td_module *module, const struct td__kind_tensor *list,
+                               int count);
+td_status td__check_buffers(const td_module *module, const struct td__kind_tensor *list, int count);
+
+/** TD_ERR_INVALID unless a module has children of these names, and no others; the last `optional` may be
+ *  missing. */
+td_status td__check_children(const td_module *module, const char *const *names, int count,
+                             int optional);
+
+
 /* ---- Helpers of layers ----------------------------------------------------------------------- */
 
 /** False, with the last error set, if a module got more than `most` inputs. */

@@ -4,6 +4,8 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 
+#include <float.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -81,14 +83,64 @@ static int batch_norm_describe(const td_module *self, char *text, size_t size)
                     truth(!norm->options.no_affine), truth(!norm->options.no_running_stats));
 }
 
+static const struct td__kind_option batch_norm_options[] = {
+    {"features", TD__OPTION_INT64, offsetof(struct batch_norm, features), 0, 0x1p53},
+    {"eps", TD__OPTION_DOUBLE, offsetof(struct batch_norm, options.eps), 0, DBL_MAX},
+    {"momentum", TD__OPTION_DOUBLE, offsetof(struct batch_norm, options.momentum), -DBL_MAX,
+     DBL_MAX},
+    {"cumulative", TD__OPTION_BOOL, offsetof(struct batch_norm, options.cumulative), 0, 0},
+    {"no_affine", TD__OPTION_BOOL, offsetof(struct batch_norm, options.no_affine), 0, 0},
+    {"no_running_stats", TD__OPTION_BOOL, offsetof(struct batch_norm, options.no_running_stats), 0,
+     0},
+};
+enum { BATCH_NORM_OPTIONS = sizeof batch_norm_options / sizeof batch_norm_options[0] };
+
+static td_status batch_norm_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, batch_norm_options, BATCH_NORM_OPTIONS);
+}
+
+static td_status load_batch_norm(td_module *self, const td_state *options, bool flat)
+{
+    struct batch_norm *norm = self->data;
+    TD_TRY(td__options_load(self, options, batch_norm_options, BATCH_NORM_OPTIONS));
+    norm->least_dims = flat ? 2 : 4;
+    norm->most_dims = flat ? 3 : 4;
+    const int64_t *shape = &norm->features;
+    TD_TRY(td__check_parameters(
+        self,
+        (const struct td__kind_tensor[]){{"weight", shape, 1, false}, {"bias", shape, 1, false}},
+        norm->options.no_affine ? 0 : 2));
+    return td__check_buffers(
+        self,
+        (const struct td__kind_tensor[]){{"running_mean", shape, 1, false},
+                                         {"running_var", shape, 1, false},
+                                         {"num_batches_tracked", NULL, 0, true}},
+        norm->options.no_running_stats ? 0 : 3);
+}
+
+static td_status batch_norm1d_load(td_module *self, const td_state *options)
+{
+    return load_batch_norm(self, options, true);
+}
+
+static td_status batch_norm2d_load(td_module *self, const td_state *options)
+{
+    return load_batch_norm(self, options, false);
+}
+
 static const td_module_ops batch_norm1d_ops = {.name = "BatchNorm1d",
                                                .data_size = sizeof(struct batch_norm),
                                                .forward = batch_norm_forward,
-                                               .describe = batch_norm_describe};
+                                               .describe = batch_norm_describe,
+                                               .save_options = batch_norm_save,
+                                               .load_options = batch_norm1d_load};
 static const td_module_ops batch_norm2d_ops = {.name = "BatchNorm2d",
                                                .data_size = sizeof(struct batch_norm),
                                                .forward = batch_norm_forward,
-                                               .describe = batch_norm_describe};
+                                               .describe = batch_norm_describe,
+                                               .save_options = batch_norm_save,
+                                               .load_options = batch_norm2d_load};
 
 static td_module *make_batch_norm(const td_module_ops *ops, const char *call, int64_t features,
                                   const td_batch_norm_options *options)
@@ -179,10 +231,52 @@ static int layer_norm_describe(const td_module *self, char *text, size_t size)
                     norm->ndim == 1 ? "," : "", norm->options.eps, truth(!norm->options.no_affine));
 }
 
+#define SIZE(d)                                                                                    \
+    {                                                                                              \
+        "size" #d, TD__OPTION_INT64, offsetof(struct layer_norm, shape[d]), 0, 0x1p53              \
+    }
+
+static const struct td__kind_option layer_norm_options[] = {
+    {"ndim", TD__OPTION_INT, offsetof(struct layer_norm, ndim), 1, TD_MAX_DIMS},
+    SIZE(0),
+    SIZE(1),
+    SIZE(2),
+    SIZE(3),
+    SIZE(4),
+    SIZE(5),
+    SIZE(6),
+    SIZE(7),
+    {"eps", TD__OPTION_DOUBLE, offsetof(struct layer_norm, options.eps), 0, DBL_MAX},
+    {"no_affine", TD__OPTION_BOOL, offsetof(struct layer_norm, options.no_affine), 0, 0},
+};
+enum { LAYER_NORM_OPTIONS = sizeof layer_norm_options / sizeof layer_norm_options[0] };
+_Static_assert(LAYER_NORM_OPTIONS == TD_MAX_DIMS + 3, "a size for each dimension");
+
+static td_status layer_norm_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, layer_norm_options, LAYER_NORM_OPTIONS);
+}
+
+static td_status layer_norm_load(td_module *self, const td_state *options)
+{
+    const struct layer_norm *norm = self->data;
+    TD_TRY(td__options_load(self, options, layer_norm_options, LAYER_NORM_OPTIONS));
+    return td__check_parameters(
+        self,
+        (const struct td__kind_tensor[]){{"weight", norm->shape, norm->ndim, false},
+                                         {"bias", norm->shape, norm->ndim, false}},
+        norm->options.no_affine ? 0 : 2);
+}
+
 static const td_module_ops layer_norm_ops = {.name = "LayerNorm",
                                              .data_size = sizeof(struct layer_norm),
                                              .forward = layer_norm_forward,
-                                             .describe = layer_norm_describe};
+                                             .describe = layer_norm_describe,
+                                             .save_options = layer_norm_save,
+                                             .load_options = layer_norm_load};
+
+const td_module_ops *const td__norm_kinds[] = {&batch_norm1d_ops, &batch_norm2d_ops,
+                                               &layer_norm_ops, NULL};
 
 td_module *td_layer_norm_with(const int64_t *shape, int ndim, const td_layer_norm_options *options)
 {

@@ -72,6 +72,8 @@ td_module *td_sequential_of(td_module *const *modules, int count)
 
 static const td_module_ops list_ops = {.name = "ModuleList"};
 
+const td_module_ops *const td__sequential_kinds[] = {&sequential_ops, &list_ops, NULL};
+
 td_module *td_module_list_of(td_module *const *modules, int count)
 {
     return gather(&list_ops, "td_module_list", modules, count);

@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 enum { SELF_ATTN, LINEAR1, DROPOUT, LINEAR2, NORM1, NORM2, DROPOUT1, DROPOUT2 };
@@ -62,9 +63,30 @@ static td_status block_forward(td_module *self, const td_tensor_list *inputs,
     return td_tensor_list_add(results, NULL, run_block(self, ordered[0], ordered[1]));
 }
 
+static const struct td__kind_option block_options[] = {
+    {"gelu", TD__OPTION_BOOL, offsetof(struct block, gelu), 0, 0},
+    {"norm_first", TD__OPTION_BOOL, offsetof(struct block, norm_first), 0, 0},
+};
+enum { BLOCK_OPTIONS = sizeof block_options / sizeof block_options[0] };
+
+static td_status block_save(const td_module *self, td_state *options)
+{
+    return td__options_save(self, options, block_options, BLOCK_OPTIONS);
+}
+
+static td_status block_load(td_module *self, const td_state *options)
+{
+    static const char *const names[] = {"self_attn", "linear1", "dropout",  "linear2",
+                                        "norm1",     "norm2",   "dropout1", "dropout2"};
+    TD_TRY(td__options_load(self, options, block_options, BLOCK_OPTIONS));
+    return td__check_children(self, names, (int)(sizeof names / sizeof names[0]), 0);
+}
+
 static const td_module_ops block_ops = {.name = "TransformerEncoderLayer",
                                         .data_size = sizeof(struct block),
-                                        .forward_list = block_forward};
+                                        .forward_list = block_forward,
+                                        .save_options = block_save,
+                                        .load_options = block_load};
 
 td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
                                              const td_transformer_options *options)
@@ -120,8 +142,16 @@ static td_status encoder_forward(td_module *self, const td_tensor_list *inputs,
     return td_tensor_list_add(results, NULL, norm ? td_forward(norm, x[0]) : x[0]);
 }
 
-static const td_module_ops encoder_ops = {.name = "TransformerEncoder",
-                                          .forward_list = encoder_forward};
+static td_status encoder_load(td_module *self, const td_state *options)
+{
+    TD_TRY(td__options_load(self, options, NULL, 0));
+    return td__check_children(self, (const char *const[]){"layers", "norm"}, 2, 1);
+}
+
+static const td_module_ops encoder_ops = {
+    .name = "TransformerEncoder", .forward_list = encoder_forward, .load_options = encoder_load};
+
+const td_module_ops *const td__transformer_kinds[] = {&block_ops, &encoder_ops, NULL};
 
 td_module *td_transformer_encoder(td_module *layer, int count, td_module *norm)
 {

@@ -194,12 +194,22 @@ static td_status copy_devices(void *data, const void *from)
     return set_devices(data, other->names, other->count);
 }
 
+static td_status refuse_sending(const td_module *module, td_state *options)
+{
+    (void)module, (void)options;
+    return td_fail(
+        TD_ERR_UNSUPPORTED,
+        "a DataParallel module cannot be sent, since its devices are of this process; send the "
+        "module inside, td_module_find(parallel, \"module\")");
+}
+
 static const td_module_ops data_parallel_ops = {
     .name = "DataParallel",
     .data_size = sizeof(struct data_parallel),
     .forward_list = data_parallel_forward,
     .free_data = free_devices,
     .clone_data = copy_devices,
+    .save_options = refuse_sending,
 };
 
 static td_status check_devices(const td_data_parallel_options *options)

@@ -188,12 +188,22 @@ static td_status refuse_clone(void *data, const void *from)
                    "module inside, td_module_find(ddp, \"module\")");
 }
 
+static td_status refuse_sending(const td_module *module, td_state *options)
+{
+    (void)module, (void)options;
+    return td_fail(
+        TD_ERR_UNSUPPORTED,
+        "a DistributedDataParallel module cannot be sent, since its process group is of this "
+        "process; send the module inside, td_module_find(ddp, \"module\")");
+}
+
 static const td_module_ops ddp_ops = {
     .name = "DistributedDataParallel",
     .data_size = sizeof(struct td__ddp *),
     .forward_list = ddp_forward,
     .free_data = free_data,
     .clone_data = refuse_clone,
+    .save_options = refuse_sending,
 };
 
 bool td__is_ddp(const td_module *module)

@@ -11,7 +11,16 @@
 
 /* ---- Creating ----------------------------------------------------------------------------------- */
 
-static const td_module_ops pipeline_ops = {.name = "Pipeline"};
+static td_status refuse_sending(const td_module *module, td_state *options)
+{
+    (void)module, (void)options;
+    return td_fail(
+        TD_ERR_UNSUPPORTED,
+        "the module of a pipeline cannot be sent, since its stages are on several ranks; send a "
+        "stage, a child of it");
+}
+
+static const td_module_ops pipeline_ops = {.name = "Pipeline", .save_options = refuse_sending};
 
 /* The parent of the stages' modules, which it owns in any case. */
 static td_status adopt_modules(td_pipeline *pipeline, td_module *const *modules, int count)

@@ -310,10 +310,20 @@ static int sync_describe(const td_module *self, char *text, size_t size)
                     norm->options.no_running_stats ? "False" : "True");
 }
 
+static td_status refuse_sending(const td_module *module, td_state *options)
+{
+    (void)module, (void)options;
+    return td_fail(
+        TD_ERR_UNSUPPORTED,
+        "a SyncBatchNorm module cannot be sent, since its process group is of this process; "
+        "send one with td_batch_norm2d() and the same state");
+}
+
 static const td_module_ops sync_ops = {.name = "SyncBatchNorm",
                                        .data_size = sizeof(struct sync_batch_norm),
                                        .forward = sync_forward,
-                                       .describe = sync_describe};
+                                       .describe = sync_describe,
+                                       .save_options = refuse_sending};
 
 /* The same tensors under the same names. */
 static td_status take_tensors(td_module *self, const td_module *from)
