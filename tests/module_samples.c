@@ -65,6 +65,26 @@ td_module *make_sample_net(void)
     return td_module_finish(net);
 }
 
+/* ---- A kind of one's own with tensors, which checks nothing ------------------------------------- */
+
+static td_tensor *scale_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    (void)count;
+    return td_mul(td_add(inputs[0], td_buffer(self, 1)), td_param(self, 0));
+}
+
+static td_module *make_scale(void)
+{
+    static const td_module_ops ops = {.name = "SampleScale", .forward = scale_forward};
+    CHECK_OK(td_register_module(&ops));
+    TD_SCOPE;
+    td_module *module = td_module_create(&ops);
+    td_module_add_parameter(module, "scale", td_randn(TD_SHAPE(6), TD_F32));
+    td_module_add_buffer(module, "steps", td_full(NULL, 0, 7, TD_I64), true);
+    td_module_add_buffer(module, "shift", td_randn(TD_SHAPE(6), TD_F32), false); /* not saved */
+    return td_module_finish(module);
+}
+
 /* ---- Samples --------------------------------------------------------------------------------- */
 
 static td_module *make_linear(void)
@@ -240,6 +260,7 @@ const struct sample samples[] = {
     {"Sequential", make_mlp, ROWS},
     {"ModuleList", make_list, ROWS}, /* which has no forward */
     {"SampleNet", make_sample_net, DIGITS},
+    {"SampleScale", make_scale, ROWS},
 };
 const int sample_count = (int)(sizeof samples / sizeof samples[0]);
 

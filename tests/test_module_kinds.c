@@ -147,7 +147,11 @@ TEST(shared_tensors_stay_shared)
     CHECK(weight != td_module_parameter(net, "0.weight"));
     CHECK(weight == td_module_parameter(copy, "1.weight"));
     CHECK_EQ(td_module_parameter_count(copy), td_module_parameter_count(net));
-    CHECK_OK(td_fill_(td_module_buffer(copy, "none") ? NULL : td_detach(weight), 3));
+    {
+        TD_NO_GRAD;
+        CHECK_OK(td_fill_(weight, 3)); /* its own memory */
+    }
+    CHECK(*(const float *)td_tensor_data(td_module_parameter(net, "0.weight")) != 3);
     td_module_destroy(copy);
     td_module_destroy(net);
 }
@@ -156,8 +160,8 @@ TEST(shared_tensors_stay_shared)
 
 static td_tensor *own_forward(td_module *self, td_tensor *const *inputs, int count)
 {
-    (void)count;
-    return td_mul(td_add(inputs[0], td_buffer(self, 1)), td_param(self, 0));
+    (void)self, (void)count;
+    return inputs[0];
 }
 
 TEST(a_kind_is_registered_once)
@@ -177,18 +181,6 @@ TEST(a_kind_is_registered_once)
     CHECK_FAILS(td_register_module(&newer), TD_ERR_INVALID, "reserved[0]");
     CHECK_FAILS(td_register_module(NULL), TD_ERR_INVALID, "NULL");
     CHECK(!td_module_create(&newer));
-
-    td_module *module = td_module_create(&own);
-    TD_SCOPE;
-    td_module_add_parameter(module, "scale", td_randn(TD_SHAPE(6), TD_F32));
-    td_module_add_buffer(module, "steps", td_full(NULL, 0, 7, TD_I64), true);
-    td_module_add_buffer(module, "shift", td_randn(TD_SHAPE(6), TD_F32), false); /* not saved */
-    td_module *copy = send_module(module);
-    CHECK(copy);
-    check_same(module, copy);
-    check_same_forward(module, copy, sample_input(ROWS));
-    td_module_destroy(copy);
-    td_module_destroy(module);
 
     td_module *impostor = td_module_create(&other); /* the name is that of another table */
     CHECK(!send_module(impostor));

@@ -177,7 +177,7 @@ TEST(each_entry_changed, .deadline_s = 120)
         td_value *packed = td__module_pack(module);
         int nodes = node_count(packed);
         struct outcome outcome = {0};
-        int step = nodes > 120 ? nodes / 120 * 7 + 1 : 1; /* of large ones, some of the cases */
+        int step = nodes * ways / 2000 * 2 + 1; /* of large ones, some of the cases */
         for (int c = 0; c < nodes * ways; c += step) {
             TD_SCOPE;
             td_manual_seed(3);
