@@ -195,6 +195,12 @@ static td_status add_text_option(const td_module *module, td_state *options)
     return td_state_add(options, "weights", td_zeros(TD_SHAPE(2), TD_F32));
 }
 
+static td_status save_nothing(const td_module *module, td_state *options)
+{
+    (void)module, (void)options;
+    return TD_OK;
+}
+
 static td_status refuse_options(td_module *module, const td_state *options)
 {
     (void)module, (void)options;
@@ -215,6 +221,15 @@ TEST(modules_that_cannot_be_sent)
     net = td_module_create(&odd);
     CHECK(!send_module(net));
     CHECK_CONTAINS(td_last_error(), "\"weights\", which is not a number");
+    td_module_destroy(net);
+
+    static const td_module_ops silent = {
+        .name = "Silent", .save_options = save_nothing, .load_options = refuse_options};
+    CHECK_OK(td_register_module(&silent));
+    net = td_module_create(&silent);
+    CHECK(!send_module(net));
+    CHECK_CONTAINS(td_last_error(), "load_options of a Silent has failed");
+    CHECK_EQ(td_last_status(), TD_ERR_INVALID);
     td_module_destroy(net);
 
     net = td_data_parallel(td_linear(2, 2), &(td_data_parallel_options){.device_count = 2});

@@ -341,7 +341,7 @@ typedef struct td_module_ops {
      *  results to the list, which is empty. The rest is as for forward. */
     td_status (*forward_list)(td_module *module, const td_tensor_list *inputs,
                               td_tensor_list *results);
-    /** Frees what the data own, not the data themselves. NULL: nothing. */
+    /** Frees what the data own, not the data themselves, which may still be zeroed. NULL: nothing. */
     void (*free_data)(void *data);
     /** Called for a clone whose data are a copy of the bytes of `from`: copies what the data own.
      *  NULL: nothing to do. If it fails, free_data is not called. */

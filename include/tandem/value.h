@@ -65,7 +65,8 @@ TD_API td_value *td_value_from_bytes(const void *data, size_t size);
 /** Retains the tensor. */
 TD_API td_value *td_value_from_tensor(td_tensor *tensor);
 
-/** Takes the module over, and destroys it with the value; also if this fails. */
+/** Takes the module over, and destroys it with the value; also if this fails. It is sent by its kind, options and
+ *  tensors: td_register_module() in nn.h. */
 TD_API td_value *td_value_from_module(td_module *module);
 
 TD_API td_value *td_value_from_rref(td_rref *rref);

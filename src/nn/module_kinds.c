@@ -102,13 +102,24 @@ td_status td_register_module(const td_module_ops *ops)
 
 /* ---- The options of a module -------------------------------------------------------------------- */
 
+/* The status of a function of a kind, with an error if it has failed without setting one. */
+static td_status result_of(const td_module *module, const char *function, td_status status,
+                           uint64_t errors_before)
+{
+    if (!status || td__error_count() != errors_before)
+        return status;
+    return td_fail(status, "%s of a %s has failed", function, module->ops->name);
+}
+
 td_state *td__module_save_options(const td_module *module)
 {
     const td_module_ops *ops = module->ops;
     td_state *options = td_state_create();
     if (!options)
         return NULL;
+    uint64_t errors = td__error_count();
     td_status status = ops->save_options ? ops->save_options(module, options) : TD_OK;
+    status = result_of(module, "save_options", status, errors);
     if (!status && find(ops->name) != ops)
         status = td_fail(TD_ERR_INVALID,
                          "a module of the kind \"%s\" cannot be sent: td_register_module() must "
@@ -122,9 +133,10 @@ td_state *td__module_save_options(const td_module *module)
 
 td_status td__module_load_options(td_module *module, const td_state *options)
 {
-    if (module->ops->load_options)
-        return module->ops->load_options(module, options);
-    return td__options_load(module, options, NULL, 0);
+    if (!module->ops->load_options)
+        return td__options_load(module, options, NULL, 0);
+    uint64_t errors = td__error_count();
+    return result_of(module, "load_options", module->ops->load_options(module, options), errors);
 }
 
 td_status td__options_save(const td_module *module, td_state *options,
