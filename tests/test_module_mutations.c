@@ -220,8 +220,13 @@ TEST(several_entries_changed, .deadline_s = 120)
 static td_value *with_entry(td_value *packed, int64_t index, const char *key, td_value *value)
 {
     struct mutation none = {.target = -1};
-    td_value *other = copy(packed, &none);
-    CHECK(td_value_set(td_value_at(td_value_get(other, "modules"), index), key, value));
+    td_value *other = copy(packed, &none), *module = td_value_at(td_value_get(other, "modules"), index);
+    int64_t at = 0;
+    while (at < module->count && strcmp(module->keys[at], key) != 0)
+        at++;
+    CHECK(at < module->count);
+    td_value_release(module->items[at]);
+    module->items[at] = td_value_retain(value);
     return other;
 }
 

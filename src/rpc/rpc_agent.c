@@ -319,6 +319,7 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
         td__error_restore(&error);
     } else if (!status) {
         atomic_store(&current, agent);
+        td__workers_listen(agent);
     }
     pthread_mutex_unlock(&life);
     return status;

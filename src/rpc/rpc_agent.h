@@ -236,6 +236,9 @@ void td__agent_link_ended(struct td__rpc_link *link);
 /** Publishes this worker, and waits for all others. */
 td_status td__workers_join(struct td__rpc_agent *agent);
 
+/** Serves calls from now on, whose functions may use the agent of the process. */
+void td__workers_listen(struct td__rpc_agent *agent);
+
 /** After this, no links arrive, and td__workers_check() is not asked for. */
 void td__workers_close(struct td__rpc_agent *agent);
 void td__workers_free(struct td__rpc_agent *agent);

@@ -171,8 +171,13 @@ td_status td__workers_join(struct td__rpc_agent *agent)
     agent->waiter = (struct td__endpoint_waiter){.wake = on_presence, .arg = agent};
     TD_TRY(td__endpoint_start_detector(agent->endpoint, &(td__detector_fns){0}, NULL));
     td__endpoint_add_waiter(agent->endpoint, &agent->waiter);
-    td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, on_link, agent);
     return TD_OK;
+}
+
+void td__workers_listen(struct td__rpc_agent *agent)
+{
+    if (agent->size > 1)
+        td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, on_link, agent);
 }
 
 void td__workers_close(struct td__rpc_agent *agent)
@@ -483,14 +488,16 @@ td_status td__workers_leave(struct td__rpc_agent *agent,
     uint64_t before = UINT64_MAX;
     for (int round = 0;; round++) {
         char key[KEY], value[32];
-        uint64_t activity;
-        if (!await_idle(agent, deadline))
-            return td_fail(TD_ERR_TIMEOUT, "td_rpc_shutdown: this worker still has calls that are "
-                                           "not complete");
-        td__rpc_keep_borrowed(agent);
+        uint64_t own, activity;
+        do { /* until it was idle at a moment at which it had made and served `own` calls */
+            own = atomic_load(&agent->activity);
+            if (!await_idle(agent, deadline))
+                return td_fail(TD_ERR_TIMEOUT, "td_rpc_shutdown: this worker still has calls that "
+                                               "are not complete");
+            td__rpc_keep_borrowed(agent);
+        } while (atomic_load(&agent->activity) != own);
         snprintf(key, sizeof key, "idle/%" PRId64 "/%d/%d", agent->epoch, round, agent->rank);
-        int length = snprintf(value, sizeof value, "%llu",
-                              (unsigned long long)atomic_load(&agent->activity));
+        int length = snprintf(value, sizeof value, "%llu", (unsigned long long)own);
         TD_TRY(td_store_set(agent->store, key, value, (size_t)length));
         TD_TRY(await_round(agent, round, deadline, &activity));
         if (activity == before)
