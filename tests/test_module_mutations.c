@@ -220,7 +220,8 @@ TEST(several_entries_changed, .deadline_s = 120)
 static td_value *with_entry(td_value *packed, int64_t index, const char *key, td_value *value)
 {
     struct mutation none = {.target = -1};
-    td_value *other = copy(packed, &none), *module = td_value_at(td_value_get(other, "modules"), index);
+    td_value *other = copy(packed, &none),
+             *module = td_value_at(td_value_get(other, "modules"), index);
     int64_t at = 0;
     while (at < module->count && strcmp(module->keys[at], key) != 0)
         at++;

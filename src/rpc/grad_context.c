@@ -258,8 +258,22 @@ struct td_node *td__context_sent(struct td__grad_context *context, uint64_t mess
 
 /* ---- Gradients ------------------------------------------------------------------------------- */
 
+/* Hooks such as those of td_ddp() expect the gradient in the leaf. */
+static bool has_accumulated_hook(const td_tensor *leaf)
+{
+    const struct td__hook *hook = leaf->node ? leaf->node->outputs[0].hooks : NULL;
+    while (hook && !hook->accumulated_hook)
+        hook = hook->next;
+    return hook;
+}
+
 td_status td__context_accumulate(struct td__grad_context *context, td_tensor *leaf, td_tensor *grad)
 {
+    if (has_accumulated_hook(leaf))
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "td_dist_backward: a parameter of shape %s has a hook for its gradient, as "
+                       "those of td_ddp() have; average the gradients of the context instead",
+                       td__shape_of(leaf));
     pthread_mutex_lock(&context->lock);
     struct td__map_node *node = td__map_find(&context->grads, (const char *)&leaf, sizeof leaf);
     struct leaf_grad *entry = node ? TD__CONTAINER(node, struct leaf_grad, node) : NULL;

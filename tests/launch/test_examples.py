@@ -284,6 +284,22 @@ class Examples(Programs):
             self.assertEqual(len(lines), ranks + 1)
             self.assertTrue(lines[1].startswith(f"rank 0  {drawing}"), lines)
 
+    def test_17_rpc_training(self):
+        lines = self.run_ranks(2, "17_rpc_training")
+        self.assertEqual(len(lines), 2)
+        self.check_falls(lines[:1], r"node A: loss (\S+) to (\S+)")
+        self.assertRegex(lines[1], r"Linear\(in_features=2, out_features=1, bias=False\), has the weight")
+
+    def test_18_parameter_server(self):
+        lines = sorted(self.run_ranks(4, "18_parameter_server"))
+        self.assertEqual(lines[0], "server: 300 updates")
+        self.assertEqual([line.split(":")[0] for line in lines[1:]], [f"trainer {r}" for r in (1, 2, 3)])
+
+    def test_19_rpc_and_groups(self):
+        lines = self.run_ranks(3, "19_rpc_and_groups")
+        self.assertEqual(len(lines), 2)
+        self.check_falls(lines, r"trainer \d: loss (\S+) to (\S+)")
+
 
 class Pages(Programs):
     def test_readme_first(self):
