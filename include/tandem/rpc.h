@@ -152,6 +152,7 @@ typedef struct td_rpc_class {
     void *reserved[4];
 } td_rpc_class;
 
+/** Registers a class; the struct is copied. Errors as td_rpc_register(). */
 TD_API td_status td_rpc_register_class(const td_rpc_class *rpc_class);
 
 /** In a function: its `arg`; the object whose method it is; the worker that calls; whether the caller has cancelled the
@@ -198,6 +199,7 @@ TD_API td_rref *td_remote(const char *to, const char *function, td_value *args,
  *
  * The result of a call that may not be there yet. Reference-counted, as values are. */
 
+/** Adds a reference, which is the caller's in any scope; drops one. NULL is fine. */
 TD_API td_future *td_future_retain(td_future *future);
 TD_API void td_future_release(td_future *future);
 
@@ -232,6 +234,7 @@ TD_API td_status td_future_fail(td_future *future, td_status status, const char 
  * A reference to a value on its owner, a worker. The value is freed when no worker has a reference to it any more.
  * References may be passed to any worker, as arguments and results. Reference-counted, as values are. */
 
+/** Adds a reference of the program, which is the caller's in any scope; drops one. NULL is fine. */
 TD_API td_rref *td_rref_retain(td_rref *rref);
 TD_API void td_rref_release(td_rref *rref);
 

@@ -50,6 +50,7 @@ enum { TD_VALUE_MAX_DEPTH = 64 };
 
 /* ---- Making ------------------------------------------------------------------------------------- */
 
+/** nil, a bool, an integer and a float. */
 TD_API td_value *td_value_nil(void);
 TD_API td_value *td_value_from_bool(bool value);
 TD_API td_value *td_value_from_int(int64_t value);
@@ -69,6 +70,7 @@ TD_API td_value *td_value_from_tensor(td_tensor *tensor);
  *  tensors: td_register_module() in nn.h. */
 TD_API td_value *td_value_from_module(td_module *module);
 
+/** Retains the reference. */
 TD_API td_value *td_value_from_rref(td_rref *rref);
 
 /** The result of a function that answers later: the answer is sent once the future is complete. It cannot be
@@ -104,6 +106,7 @@ TD_API td_value *td_value_return(td_value *value);
 TD_API td_value_kind td_value_kind_of(const td_value *value);
 TD_API const char *td_value_kind_name(td_value_kind kind);
 
+/** Its bool, its integer. */
 TD_API td_status td_value_bool(const td_value *value, bool *result);
 TD_API td_status td_value_int(const td_value *value, int64_t *result);
 /** Of an integer, too. */
