@@ -62,10 +62,26 @@ static td_tensor *net_forward(td_module *net, td_tensor *const *inputs, int coun
     return td_f_log_softmax(td_forward(td_child(net, FC2), x), 1);
 }
 
+/* Its data as numbers, for modules that are sent to other processes. */
+static td_status net_save(const td_module *net, td_state *options)
+{
+    const struct net *data = td_module_data(net);
+    return td_state_add_integer(options, "flat", data->flat);
+}
+
+static td_status net_load(td_module *net, const td_state *options)
+{
+    struct net *data = td_module_data(net);
+    td_status status = td_state_get_integer(options, "flat", &data->flat);
+    return status || data->flat >= 1 ? status : td_fail(TD_ERR_INVALID, "flat is less than 1");
+}
+
 static const td_module_ops net_ops = {
     .name = "Net",
     .data_size = sizeof(struct net),
     .forward = net_forward,
+    .save_options = net_save,
+    .load_options = net_load,
 };
 
 /* No call needs a check: the first failure is sticky, and td_module_finish() then returns NULL. */
@@ -108,7 +124,9 @@ int main(void)
     td_optimizer *adam = td_adam(net, &(td_adam_options){.lr = 0.003});
     td_tensor *images = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
     td_tensor *classes = td_randint(0, 10, TD_SHAPE(64), TD_I64);
-    td_status status = adam ? train(net, adam, images, classes) : TD_ERR_INVALID;
+    td_status status = td_register_module(&net_ops);
+    if (!status)
+        status = adam ? train(net, adam, images, classes) : TD_ERR_INVALID;
     if (status)
         fprintf(stderr, "%s\n", td_last_error());
     else
