@@ -24,6 +24,17 @@ static pthread_mutex_t life =
 static _Atomic(struct td__rpc_agent *) current;
 static atomic_int inside; /* threads that use the agent */
 
+/* In the child of a fork, the agent of the parent is forgotten, and its threads, which were inside or held the lock. */
+static void forget_parent(void)
+{
+    struct td__rpc_agent *agent = atomic_load(&current);
+    if (!agent || agent->generation == td__fork_generation())
+        return;
+    pthread_mutex_init(&life, NULL);
+    atomic_store(&inside, 0);
+    atomic_store(&current, NULL);
+}
+
 struct td__rpc_agent *td__agent_hold(void)
 {
     atomic_fetch_add(&inside, 1);
@@ -293,6 +304,7 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
     td_rpc_options none = {0};
     options = options ? options : &none;
     TD_TRY(check_options(name, options));
+    forget_parent();
     pthread_mutex_lock(&life);
     struct td__rpc_agent *there = td__agent_hold(), *agent = NULL;
     td_status status = TD_OK;
@@ -359,6 +371,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
                        (long long)options->timeout_ms);
     if (td__current_call)
         return td_fail(TD_ERR_STATE, "td_rpc_shutdown: called by a function that serves a call");
+    forget_parent();
     pthread_mutex_lock(&life);
     struct td__rpc_agent *agent = td__agent_enter(__func__);
     if (!agent) {

@@ -116,7 +116,7 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
 /* Answers with the value, or with the last error; if the caller still waits. */
 static void answer(struct td_rpc_call *call, td_value *value)
 {
-    if (atomic_load(&call->cancelled))
+    if (td_rpc_call_is_cancelled(call))
         return;
     if (!value || answer_value(call, value))
         answer_error(call, td__error_status(), td__error_text());
