@@ -2,7 +2,7 @@
  *
  *     nil, bool, int, float (64 bits), str, bin, array, map     the values of these kinds; keys of maps are str
  *     ext 1, tensor       u32 number of the tensor: the tensors themselves travel beside the bytes
- *     ext 2, rref         the bytes of td__codec_fns.put_rref
+ *     ext 2, rref         the bytes of td__codec_fns.put_rref: of a message, the u32 number of its record
  *     ext 3, module       msgpack of ["", what td__module_pack() makes of it]
  *     ext 4, object       msgpack of [the name of its class, the packed value]
  *

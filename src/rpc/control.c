@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANSWER_MS = 5000 };
+enum { ANSWER_MS = 5000, MAX_EARLY = 1 << 24 };
+
+atomic_int td__control_answer_ms;
 
 struct control {
     int to;
@@ -17,10 +19,10 @@ struct control {
     void *arg;
 };
 
-static void finish(struct td__rpc_agent *agent, struct control *control)
+static void finish(struct td__rpc_agent *agent, bool done, struct control *control)
 {
     if (control->done)
-        control->done(agent, control->arg);
+        control->done(agent, done, control->arg);
     free(control);
 }
 
@@ -45,21 +47,27 @@ static void on_answer(td_future *answer, void *arg)
     if (repeat)
         send_control(agent, control);
     else
-        finish(value ? agent : NULL, control);
+        finish(agent, value, control);
     td__agent_leave(agent);
 }
 
+/* It is no part of the call that this thread serves, if any: how deep that is nested does not count. */
 static void send_control(struct td__rpc_agent *agent, struct control *control)
 {
     TD_SCOPE;
+    struct td_rpc_call *serving = td__current_call;
+    int answer_ms = atomic_load_explicit(&td__control_answer_ms, memory_order_relaxed);
+    td__current_call = NULL;
     td_value *args = TD_ARGS((int64_t)control->number, (int64_t)control->kind, (int64_t)control->id,
                              (int64_t)control->fork);
+    td_rpc_call_options options = {.timeout_ms = answer_ms ? answer_ms : ANSWER_MS};
     td_future *answer = args ? td__call_start(agent, "rpc", control->to, "td.control", args,
-                                              &(td_rpc_call_options){.timeout_ms = ANSWER_MS})
+                                              &options)
                              : NULL;
     if (!answer || td__future_on_complete(answer, on_answer, control))
-        finish(NULL, control);
+        finish(agent, false, control);
     td_future_release(answer);
+    td__current_call = serving;
 }
 
 void td__control_send(struct td__rpc_agent *agent, int to, enum td__control kind, uint64_t id,
@@ -68,7 +76,7 @@ void td__control_send(struct td__rpc_agent *agent, int to, enum td__control kind
     struct control *control = malloc(sizeof *control);
     if (!control) {
         if (done)
-            done(NULL, arg);
+            done(agent, false, arg);
         return;
     }
     *control = (struct control){
@@ -79,37 +87,48 @@ void td__control_send(struct td__rpc_agent *agent, int to, enum td__control kind
     send_control(agent, control);
 }
 
-/* Whether message `number` comes for the first time. With the agent's lock held. */
-static bool is_new(struct td__rpc_worker *worker, uint64_t number)
+static uint64_t *early_word(const struct td__rpc_worker *worker, uint64_t number)
 {
-    if (number <= worker->received)
-        return false;
-    for (int i = 0; i < worker->early_count; i++)
-        if (worker->early[i] == number)
-            return false;
-    if (number != worker->received + 1) {
-        if (worker->early_count == worker->early_capacity) {
-            int capacity = worker->early_capacity ? 2 * worker->early_capacity : 16;
-            uint64_t *early = realloc(worker->early, sizeof *early * (size_t)capacity);
-            if (!early)
-                return true;
-            worker->early = early;
-            worker->early_capacity = capacity;
-        }
-        worker->early[worker->early_count++] = number;
-        return true;
-    }
-    worker->received = number;
-    for (int i = 0; i < worker->early_count;) {
-        if (worker->early[i] != worker->received + 1) {
-            i++;
-            continue;
-        }
+    return &worker->early[number % worker->early_capacity / 64];
+}
+
+/* Makes the bits reach up to `number`. */
+static td_status grow_early(struct td__rpc_worker *worker, uint64_t number)
+{
+    if (number - worker->received > MAX_EARLY)
+        return td_fail(TD_ERR_INVALID, "the number of a control message is not valid");
+    struct td__rpc_worker grown = {.early_capacity = worker->early_capacity};
+    while (grown.early_capacity < number - worker->received)
+        grown.early_capacity = grown.early_capacity ? 2 * grown.early_capacity : 1024;
+    grown.early = calloc(grown.early_capacity / 64, sizeof *grown.early);
+    if (!grown.early)
+        return td__fail_nomem("rpc");
+    for (uint64_t i = 1; i <= worker->early_capacity; i++)
+        if (*early_word(worker, worker->received + i) >> (worker->received + i) % 64 & 1)
+            *early_word(&grown, worker->received + i) |= UINT64_C(1) << (worker->received + i) % 64;
+    free(worker->early);
+    worker->early = grown.early;
+    worker->early_capacity = grown.early_capacity;
+    return TD_OK;
+}
+
+/* Whether message `number` comes for the first time. With the agent's lock held. */
+static td_status note(struct td__rpc_worker *worker, uint64_t number, bool *is_new)
+{
+    *is_new = number > worker->received;
+    if (!*is_new)
+        return TD_OK;
+    if (number - worker->received > worker->early_capacity)
+        TD_TRY(grow_early(worker, number));
+    uint64_t *word = early_word(worker, number), bit = UINT64_C(1) << number % 64;
+    *is_new = !(*word & bit);
+    *word |= bit;
+    while (*(word = early_word(worker, worker->received + 1)) &
+           (bit = UINT64_C(1) << (worker->received + 1) % 64)) {
+        *word &= ~bit;
         worker->received++;
-        worker->early[i] = worker->early[--worker->early_count];
-        i = 0;
     }
-    return true;
+    return TD_OK;
 }
 
 td_value *td__control_receive(td_rpc_call *call, td_value *const *args, int count)
@@ -120,9 +139,11 @@ td_value *td__control_receive(td_rpc_call *call, td_value *const *args, int coun
         if (td_value_int(args[i], &at[i]))
             return NULL;
     pthread_mutex_lock(&agent->lock);
-    bool new_one = is_new(agent->workers[call->from], (uint64_t)at[0]);
+    bool is_new;
+    td_status status = note(agent->workers[call->from], (uint64_t)at[0], &is_new);
     pthread_mutex_unlock(&agent->lock);
-    if (new_one && td__rref_control(agent, call->from, at[1], (uint64_t)at[2], (uint64_t)at[3]))
+    if (status ||
+        (is_new && td__rref_control(agent, call->from, at[1], (uint64_t)at[2], (uint64_t)at[3])))
         return NULL;
     return td_value_nil();
 }

@@ -19,15 +19,20 @@ struct lent {
     uint64_t number;
     int to;
     struct td__lease *lease;
+    struct lent *ended; /* in a list of those that have */
 };
 
-struct td__borrowed {
-    struct td__borrowed *next, **before; /* in the agent's list */
-    uint64_t serial;                     /* of the agent */
+struct borrowed {
+    struct borrowed *next, **before; /* in the list of all */
+    uint64_t serial;                 /* of the agent */
     int from;
     uint64_t number;
     struct td__storage *storage; /* not retained */
 };
+
+/* What this process has borrowed. Not the agent's: a tensor may be released while the agent ends. */
+static pthread_mutex_t borrowed_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct borrowed *all_borrowed;
 
 /* ---- Lending --------------------------------------------------------------------------------- */
 
@@ -94,8 +99,18 @@ void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t number)
     free(lent);
 }
 
+int td__rpc_lease_count(struct td__rpc_agent *agent)
+{
+    pthread_mutex_lock(&agent->lease_lock);
+    int count = (int)agent->leases.size;
+    pthread_mutex_unlock(&agent->lease_lock);
+    return count;
+}
+
+/* The memory is freed without the lock, perhaps by a function of the program. */
 void td__rpc_leases_end(struct td__rpc_agent *agent, int from)
 {
+    struct lent *ended = NULL;
     struct td__map_node *node, *next;
     pthread_mutex_lock(&agent->lease_lock);
     for (node = td__map_next(&agent->leases, NULL); node; node = next) {
@@ -104,58 +119,60 @@ void td__rpc_leases_end(struct td__rpc_agent *agent, int from)
         if (from >= 0 && lent->to != from)
             continue;
         td__map_remove(&agent->leases, node);
-        td__lease_return(lent->lease);
-        free(lent);
+        lent->ended = ended;
+        ended = lent;
     }
     if (from < 0)
         td__map_free(&agent->leases);
     pthread_mutex_unlock(&agent->lease_lock);
+    for (struct lent *later; ended; ended = later) {
+        later = ended->ended;
+        td__lease_return(ended->lease);
+        free(ended);
+    }
 }
 
 /* ---- Borrowing ------------------------------------------------------------------------------- */
 
-static void send_return(struct td__rpc_agent *agent, int to, uint64_t number)
+void td__rpc_give_back(struct td__rpc_agent *agent, int from, uint64_t number)
 {
     struct td__message_header header = {.kind = TD__MESSAGE_RETURN};
-    struct td__message *message = td__message_create(agent, to, false);
+    struct td__message *message = td__message_create(agent, from, false);
     if (!message)
         return; /* the memory stays lent until this worker ends */
     td__buffer_put_u64(&message->body, number);
     if (td__message_seal(message, &header, SIZE_MAX))
         td__message_free(message);
     else
-        td__agent_send(agent, to, message);
+        td__agent_send(agent, from, message);
 }
 
 /* The last tensor over borrowed memory was released, or moved to memory of its own. */
-static void give_back(void *data, void *arg)
+static void end_borrowed(void *data, void *arg)
 {
-    struct td__borrowed *borrowed = arg;
-    struct td__rpc_agent *agent = td__agent_hold();
+    struct borrowed *borrowed = arg;
     (void)data;
-    if (agent && agent->serial == borrowed->serial) {
-        pthread_mutex_lock(&agent->lease_lock);
-        *borrowed->before = borrowed->next;
-        if (borrowed->next)
-            borrowed->next->before = borrowed->before;
-        pthread_mutex_unlock(&agent->lease_lock);
-        send_return(agent, borrowed->from, borrowed->number);
-    }
+    pthread_mutex_lock(&borrowed_lock);
+    *borrowed->before = borrowed->next;
+    if (borrowed->next)
+        borrowed->next->before = borrowed->before;
+    pthread_mutex_unlock(&borrowed_lock);
+    struct td__rpc_agent *agent = td__agent_hold();
+    if (agent && agent->serial == borrowed->serial)
+        td__rpc_give_back(agent, borrowed->from, borrowed->number);
     td__agent_leave(agent);
     free(borrowed);
 }
 
-td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t number, uint64_t offset,
-                         const struct td__layout *layout, td_tensor **tensor)
+static td_status map_borrowed(struct td__rpc_agent *agent, const struct borrowed *template,
+                              uint64_t offset, const struct td__layout *layout, td_tensor **tensor)
 {
     size_t size = (size_t)layout->numel * td_dtype_size(layout->dtype);
     void *data;
-    if (from == agent->rank || !td__worker_is_near(agent, from))
-        return td_fail(TD_ERR_INVALID, "a tensor is lent by a worker of another host");
-    TD_TRY(
-        td__endpoint_map(agent->endpoint, from, offset, size, td__deadline_in_ms(MAP_MS), &data));
-    struct td__borrowed *borrowed = calloc(1, sizeof *borrowed);
-    struct td__storage *storage = borrowed ? td__storage_borrow(data, size, give_back, borrowed)
+    TD_TRY(td__endpoint_map(agent->endpoint, template->from, offset, size,
+                            td__deadline_in_ms(MAP_MS), &data));
+    struct borrowed *borrowed = malloc(sizeof *borrowed);
+    struct td__storage *storage = borrowed ? td__storage_borrow(data, size, end_borrowed, borrowed)
                                            : NULL;
     *tensor = storage ? td__tensor_over(storage, 0, layout) : NULL;
     if (!*tensor) {
@@ -163,17 +180,29 @@ td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t number,
         free(storage);
         return td__fail_nomem("rpc");
     }
-    *borrowed = (struct td__borrowed){
-        .serial = agent->serial, .from = from, .number = number, .storage = storage};
-    pthread_mutex_lock(&agent->lease_lock);
-    borrowed->next = agent->borrowed;
-    borrowed->before = &agent->borrowed;
+    *borrowed = *template;
+    borrowed->storage = storage;
+    pthread_mutex_lock(&borrowed_lock);
+    borrowed->next = all_borrowed;
+    borrowed->before = &all_borrowed;
     if (borrowed->next)
         borrowed->next->before = &borrowed->next;
-    agent->borrowed = borrowed;
-    pthread_mutex_unlock(&agent->lease_lock);
+    all_borrowed = borrowed;
+    pthread_mutex_unlock(&borrowed_lock);
     td__storage_release(storage); /* the tensor has it */
     return TD_OK;
+}
+
+td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t number, uint64_t offset,
+                         const struct td__layout *layout, td_tensor **tensor)
+{
+    struct borrowed template = {.serial = agent->serial, .from = from, .number = number};
+    if (from == agent->rank || !td__worker_is_near(agent, from))
+        return td_fail(TD_ERR_INVALID, "a tensor is lent by a worker of another host");
+    td_status status = map_borrowed(agent, &template, offset, layout, tensor);
+    if (status)
+        td__rpc_give_back(agent, from, number);
+    return status;
 }
 
 void td__rpc_map(struct td__rpc_agent *agent, int rank)
@@ -193,13 +222,13 @@ static bool retain_alive(struct td__storage *storage)
     return false;
 }
 
-void td__rpc_keep_borrowed(struct td__rpc_agent *agent)
+void td__rpc_keep_borrowed(void)
 {
     for (;;) {
-        pthread_mutex_lock(&agent->lease_lock);
-        struct td__borrowed *first = agent->borrowed;
+        pthread_mutex_lock(&borrowed_lock);
+        struct borrowed *first = all_borrowed;
         struct td__storage *storage = first && retain_alive(first->storage) ? first->storage : NULL;
-        pthread_mutex_unlock(&agent->lease_lock);
+        pthread_mutex_unlock(&borrowed_lock);
         if (!first)
             return;
         if (!storage) {

@@ -14,17 +14,23 @@ td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, 
 /** The worker `from` has returned a lease; ignored if there is none. */
 void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t lease);
 
+/** How many leases have not ended. */
+int td__rpc_lease_count(struct td__rpc_agent *agent);
+
 /** Ends all leases of a worker that has gone; -1: of all. */
 void td__rpc_leases_end(struct td__rpc_agent *agent, int from);
 
-/** A tensor over the memory that `from` lends, with one reference. */
+/** A tensor over the memory that `from` lends, with one reference. On failure, the lease is given back. */
 td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t lease, uint64_t offset,
                          const struct td__layout *layout, td_tensor **tensor);
+
+/** Ends a lease of the worker `from` that was not used. */
+void td__rpc_give_back(struct td__rpc_agent *agent, int from, uint64_t lease);
 
 /** Maps the memory of a worker of this host, so that borrowing does not wait for it later. */
 void td__rpc_map(struct td__rpc_agent *agent, int rank);
 
-/** Gives all borrowed tensors memory of their own: before the lender may free it. */
-void td__rpc_keep_borrowed(struct td__rpc_agent *agent);
+/** Gives all borrowed tensors memory of their own: before the lender may free it, and before the mapping ends. */
+void td__rpc_keep_borrowed(void);
 
 #endif

@@ -261,6 +261,7 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
 void td__link_flush(struct td__rpc_link *link)
 {
     bool wrote = false;
+    struct td__message *done = NULL;
     pthread_mutex_lock(&link->write_lock);
     while (link->first && !link->closed) {
         struct td__message *message = link->first;
@@ -275,10 +276,15 @@ void td__link_flush(struct td__rpc_link *link)
         link->first = message->next;
         if (!link->first)
             link->last = &link->first;
-        td__message_free(message);
+        message->next = done;
+        done = message;
     }
     atomic_store(&link->blocked, link->first && !link->closed);
     pthread_mutex_unlock(&link->write_lock);
+    for (struct td__message *next; done; done = next) {
+        next = done->next;
+        td__message_free(done); /* without the lock: its tensors may be borrowed over this link */
+    }
     if (link->local && wrote)
         td__io_ring(link);
 }

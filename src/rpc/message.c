@@ -33,7 +33,7 @@ void td__message_header_write(const struct td__message_header *header,
     td__store_u32(bytes + 12, header->body);
     store_u64(bytes + 16, header->id);
     td__store_u32(bytes + 24, header->timeout_ms);
-    td__store_u32(bytes + 28, header->flags);
+    td__store_u32(bytes + 28, header->rrefs);
     store_u64(bytes + 32, header->context);
     store_u64(bytes + 40, header->elements);
     store_u64(bytes + 48, header->message);
@@ -52,15 +52,17 @@ bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
         .body = td__load_u32(bytes + 12),
         .id = load_u64(bytes + 16),
         .timeout_ms = td__load_u32(bytes + 24),
-        .flags = td__load_u32(bytes + 28),
+        .rrefs = td__load_u32(bytes + 28),
         .context = load_u64(bytes + 32),
         .elements = load_u64(bytes + 40),
         .message = load_u64(bytes + 48),
     };
     return header->kind >= TD__MESSAGE_REQUEST && header->kind < TD__MESSAGE_KINDS &&
-           header->copy <= 1 && !header->flags && header->tensors <= TD__MAX_TENSORS &&
-           header->records <= header->tensors * TD__RECORD_MAX &&
-           (header->tensors == 0) == (header->records == 0) &&
+           header->copy <= 1 && header->tensors <= TD__MAX_TENSORS &&
+           header->rrefs <= TD__MAX_RREFS &&
+           header->records >= header->rrefs * TD__RREF_RECORD_SIZE &&
+           header->records - header->rrefs * TD__RREF_RECORD_SIZE <=
+               header->tensors * TD__RECORD_MAX &&
            (header->tensors || !header->elements);
 }
 
@@ -133,16 +135,20 @@ void td__message_free(struct td__message *message)
 {
     if (!message)
         return;
+    bool sent = message->size && message->written == message->size;
     for (uint32_t i = 0; i < message->count; i++) {
         struct td__outgoing_tensor *outgoing = &message->tensors[i];
-        if (!outgoing->tensor && !message->size)
-            td__rpc_lease_end(message->agent, message->to, outgoing->lease);
         td_tensor_release(outgoing->tensor);
+        if (!sent && outgoing->lease)
+            td__rpc_lease_end(message->agent, message->to, outgoing->lease);
     }
+    for (uint32_t i = 0; !sent && i < message->rref_count; i++)
+        td__rref_take_back(message->agent, message->to, &message->rrefs[i]);
     for (int i = 0; i < message->recorded_count; i++)
         td_tensor_release(message->recorded[i]);
     free(message->recorded);
     free(message->tensors);
+    free(message->rrefs);
     td__buffer_free(&message->bytes);
     td__buffer_free(&message->body);
     free(message);
@@ -155,6 +161,10 @@ static bool grow_tensors(struct td__message *message)
     if (!tensors)
         return false;
     message->tensors = tensors;
+    uint64_t *leases = realloc(message->leases, sizeof *leases * capacity);
+    if (!leases)
+        return false;
+    message->leases = leases;
     message->capacity = capacity;
     return true;
 }
@@ -206,7 +216,19 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
 static td_status put_rref(void *arg, td_rref *rref, struct td__buffer *bytes)
 {
     struct td__message *message = arg;
-    return td__rref_put(message->agent, message->to, rref, bytes);
+    if (message->rref_count == TD__MAX_RREFS)
+        return td_fail(TD_ERR_INVALID, "a message has more than %d references", TD__MAX_RREFS);
+    if (message->rref_count == message->rref_capacity) {
+        uint32_t capacity = message->rref_capacity ? 2 * message->rref_capacity : 4;
+        struct td__rref_record *rrefs = realloc(message->rrefs, sizeof *rrefs * capacity);
+        if (!rrefs)
+            return td__fail_nomem("rpc");
+        message->rrefs = rrefs;
+        message->rref_capacity = capacity;
+    }
+    TD_TRY(td__rref_put(message->agent, message->to, rref, &message->rrefs[message->rref_count]));
+    td__buffer_put_u32(bytes, message->rref_count++);
+    return TD_OK;
 }
 
 static const td__codec_fns outgoing_fns = {.put_tensor = put_tensor, .put_rref = put_rref};
@@ -219,6 +241,11 @@ td_status td__message_put(struct td__message *message, const td_value *value)
 td_status td__message_seal(struct td__message *message, struct td__message_header *header,
                            size_t max)
 {
+    for (uint32_t i = 0; i < message->rref_count; i++) {
+        td__buffer_put_u64(&message->bytes, message->rrefs[i].id);
+        td__buffer_put_u64(&message->bytes, message->rrefs[i].fork);
+        td__buffer_put_u32(&message->bytes, (uint32_t)message->rrefs[i].owner);
+    }
     size_t records = message->bytes.size - TD__HEADER_SIZE, body = message->body.size;
     if (header->context)
         TD_TRY(td__context_send(message, header));
@@ -232,6 +259,7 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
         return td__fail_nomem("rpc");
     td__buffer_free(&message->body);
     header->tensors = message->count;
+    header->rrefs = message->rref_count;
     header->records = (uint32_t)records;
     header->body = (uint32_t)body;
     header->elements = 0;
@@ -311,20 +339,37 @@ static td_status make_tensor(struct td__incoming *incoming, struct td__reader *r
     return *tensor ? TD_OK : td__error_status();
 }
 
+/* The tensors cannot be made from number `at` on: what is lent goes back. */
+static td_status refuse_tensors(struct td__incoming *incoming, struct td__reader *reader,
+                                uint32_t at)
+{
+    struct td__error error;
+    struct record record;
+    td__error_save(&error);
+    for (; at < incoming->header.tensors && !get_record(reader, &record); at++)
+        if (record.flags & LENT)
+            td__rpc_give_back(incoming->agent, incoming->from, record.lease);
+    return td__error_restore(&error);
+}
+
 /* The records are there: makes the tensors, whose elements follow. */
 static td_status make_tensors(struct td__incoming *incoming)
 {
     uint32_t count = incoming->header.tensors;
     uint64_t left = incoming->header.elements;
-    struct td__reader reader = td__reader_of(incoming->bytes, incoming->header.records);
+    struct td__reader reader = td__reader_of(
+        incoming->bytes, incoming->header.records - incoming->header.rrefs * TD__RREF_RECORD_SIZE);
     incoming->tensors = calloc(count + 1, sizeof *incoming->tensors);
     incoming->sizes = calloc(count + 1, sizeof *incoming->sizes);
     incoming->recorded = calloc(count + 1, sizeof *incoming->recorded);
-    if (!incoming->tensors || !incoming->sizes || !incoming->recorded)
-        return td__fail_nomem("rpc");
+    if (!incoming->tensors || !incoming->sizes || !incoming->recorded) {
+        td__fail_nomem("rpc");
+        return refuse_tensors(incoming, &reader, 0);
+    }
     for (uint32_t i = 0; i < count; i++) {
-        TD_TRY(make_tensor(incoming, &reader, left, &incoming->tensors[i], &incoming->sizes[i],
-                           &incoming->recorded[i]));
+        if (make_tensor(incoming, &reader, left, &incoming->tensors[i], &incoming->sizes[i],
+                        &incoming->recorded[i]))
+            return refuse_tensors(incoming, &reader, i + 1);
         left -= incoming->sizes[i];
     }
     return td__reader_done(&reader) && !left
@@ -337,6 +382,7 @@ void *td__incoming_next(struct td__incoming *incoming, size_t *size)
     size_t whole = (size_t)incoming->header.records + incoming->header.body;
     if (incoming->status) {
         *size = incoming->skip > SIZE_MAX ? SIZE_MAX : (size_t)incoming->skip;
+        incoming->complete = !*size;
         return NULL;
     }
     if (incoming->have < whole) {
@@ -358,6 +404,7 @@ void *td__incoming_next(struct td__incoming *incoming, size_t *size)
         incoming->inline_have = 0;
     }
     *size = 0;
+    incoming->complete = true;
     return NULL;
 }
 
@@ -385,10 +432,47 @@ static td_tensor *get_tensor(void *arg, uint32_t number)
     return NULL;
 }
 
+static struct td__rref_record rref_record(const struct td__incoming *incoming, uint32_t number)
+{
+    const struct td__message_header *header = &incoming->header;
+    const uint8_t *at = incoming->bytes + header->records -
+                        (size_t)(header->rrefs - number) * TD__RREF_RECORD_SIZE;
+    return (struct td__rref_record){
+        .id = load_u64(at), .fork = load_u64(at + 8), .owner = (int)td__load_u32(at + 16)};
+}
+
+/* A reference can be taken once: its fork belongs to one handle. */
 static td_rref *get_rref(void *arg, const void *bytes, size_t size)
 {
     struct td__incoming *incoming = arg;
-    return td__rref_get(incoming->agent, incoming->from, bytes, size);
+    struct td__reader reader = td__reader_of(bytes, size);
+    uint32_t number = td__reader_u32(&reader);
+    if (!td__reader_done(&reader) || number >= incoming->header.rrefs ||
+        (incoming->taken && incoming->taken[number])) {
+        td_fail(TD_ERR_INVALID, "a reference in a message is not valid");
+        return NULL;
+    }
+    if (!incoming->taken && !(incoming->taken = calloc(incoming->header.rrefs, sizeof(bool)))) {
+        td__fail_nomem("rpc");
+        return NULL;
+    }
+    struct td__rref_record record = rref_record(incoming, number);
+    td_rref *rref = td__rref_get(incoming->agent, incoming->from, &record);
+    incoming->taken[number] = rref != NULL;
+    return rref;
+}
+
+/* The message was served without its references, or could not be: they end here. */
+static void refuse_rrefs(struct td__incoming *incoming)
+{
+    size_t whole = (size_t)incoming->header.records + incoming->header.body;
+    if (!incoming->complete || incoming->have < whole)
+        return;
+    for (uint32_t i = 0; i < incoming->header.rrefs; i++) {
+        struct td__rref_record record = rref_record(incoming, i);
+        if (!incoming->taken || !incoming->taken[i])
+            td__rref_refuse(incoming->agent, incoming->from, &record);
+    }
 }
 
 static const td__codec_fns incoming_fns = {.get_tensor = get_tensor, .get_rref = get_rref};
@@ -404,6 +488,8 @@ void td__incoming_free(struct td__incoming *incoming)
         return;
     for (uint32_t i = 0; incoming->tensors && i < incoming->header.tensors; i++)
         td_tensor_release(incoming->tensors[i]);
+    refuse_rrefs(incoming);
+    free(incoming->taken);
     free(incoming->tensors);
     free(incoming->sizes);
     free(incoming->recorded);

@@ -2,18 +2,28 @@
  *
  *     header            TD__HEADER_SIZE bytes
  *     tensor records    what each tensor is, and where its elements are
+ *     rref records      what each reference refers to
  *     body              of a request: the function and the args, each with its size before it, and the kwargs; of a reply:
  *                       the result. Values are msgpack (codec.h)
  *     elements          of those tensors that are inline, one after the other
  *
  * A tensor of at least TD__LEND_FROM bytes that goes to a worker of the same host is lent: only its place in the arena
- * of the sender is in the record. */
+ * of the sender is in the record.
+ *
+ * Leases and references that a message carries are its own until it is sent, or taken from it: one that is freed before
+ * gives them back. That is why references have records beside the body, which may never be decoded. */
 #ifndef TD_RPC_MESSAGE_H
 #define TD_RPC_MESSAGE_H
 
 #include "rpc/codec.h"
 
-enum { TD__HEADER_SIZE = 56, TD__LEND_FROM = 4096, TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24 };
+enum {
+    TD__HEADER_SIZE = 56,
+    TD__LEND_FROM = 4096,
+    TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24,
+    TD__RREF_RECORD_SIZE = 20,
+    TD__MAX_RREFS = 1 << 24, /* of one message */
+};
 
 enum td__message_kind {
     TD__MESSAGE_REQUEST = 1,
@@ -30,11 +40,11 @@ struct td__message_header {
     uint8_t copy;        /* request: the result's tensors by value */
     uint16_t depth;      /* request: how deep calls are nested */
     uint32_t tensors;    /* records */
-    uint32_t records;    /* their bytes */
+    uint32_t records;    /* bytes of these records, and of those of references */
     uint32_t body;       /* bytes */
     uint64_t id;         /* of the request */
     uint32_t timeout_ms; /* request: how long the caller waits */
-    uint32_t flags;      /* 0 */
+    uint32_t rrefs;      /* references */
     uint64_t context;    /* request and reply: of distributed autograd; 0: none */
     uint64_t message;    /* with a context: under which id its tensors are recorded; 0: none are */
     uint64_t elements;   /* bytes of the inline tensors */
@@ -53,7 +63,14 @@ struct td__rpc_agent;
 
 struct td__outgoing_tensor {
     td_tensor *tensor; /* contiguous; NULL for one that is lent */
-    uint64_t lease;
+    uint64_t lease;    /* its number; 0: not lent */
+};
+
+/** A reference that a message carries: the value, a fork that the sender has made for the receiver, and the owner's
+ *  rank. */
+struct td__rref_record {
+    uint64_t id, fork;
+    int owner;
 };
 
 /** A message that is sent, or waits for that. */
@@ -70,6 +87,8 @@ struct td__message {
     bool records;         /* it is sent in a context of distributed autograd: keeps the … */
     td_tensor **recorded; /* … tensors that require grad */
     int recorded_count;
+    struct td__rref_record *rrefs;
+    uint32_t rref_count, rref_capacity;
     size_t written; /* bytes that are in the link, of all */
     size_t size;    /* of all */
 };
@@ -84,7 +103,7 @@ td_status td__message_put(struct td__message *message, const td_value *value);
 td_status td__message_seal(struct td__message *message, struct td__message_header *header,
                            size_t max);
 
-/** Frees it; one that was not sealed takes its leases back. (Those of a worker that is lost end with it.) */
+/** Frees it; one that was not sent takes its leases and references back. */
 void td__message_free(struct td__message *message);
 
 /** The next bytes to be written, at message->written. */
@@ -109,6 +128,8 @@ struct td__incoming {
     td_status status;   /* it cannot be served: why … */
     char *text;
     uint64_t skip; /* … and how many of its bytes are to be skipped */
+    bool complete;
+    bool *taken; /* the references that were taken from it; NULL: none */
 };
 
 /** Begins a message after its header. */
@@ -127,7 +148,7 @@ td_value *td__incoming_value(struct td__incoming *incoming, const void *bytes, s
 /** Its body. */
 struct td__reader td__incoming_body(const struct td__incoming *incoming);
 
-/** Frees it, and its tensors that are not in use. */
+/** Frees it, and its tensors and references that are not in use. */
 void td__incoming_free(struct td__incoming *incoming);
 
 #endif

@@ -231,6 +231,7 @@ static void destroy(struct td__rpc_agent *agent)
     if (agent->endpoint)
         td__endpoint_stop_detector(agent->endpoint);
     td__io_close(agent);
+    td__rpc_keep_borrowed();
     td__contexts_lost(agent, -1);
     td__rrefs_close(agent);
     td__workers_free(agent);
@@ -381,6 +382,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     td_status status = TD_OK;
     td__deadline deadline = options->timeout_ms ? td__deadline_in_ms(options->timeout_ms)
                                                 : TD__NEVER;
+    atomic_store(&agent->finishing, !options->now);
     if (!options->now)
         status = td__workers_leave(agent, await_idle, deadline);
     struct td__error error;
@@ -389,7 +391,8 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     agent->closed = true;
     pthread_mutex_unlock(&agent->calls_lock);
     td__calls_fail_all(agent, -1, UINT_MAX, TD_ERR_ABORTED, "this worker was shut down");
-    td__rpc_keep_borrowed(agent);
+    td__rrefs_abort(agent);
+    td__rpc_keep_borrowed();
     atomic_store(&agent->leaving, true);
     td__workers_say_goodbye(agent);
     atomic_store(&current, NULL);

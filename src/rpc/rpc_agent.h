@@ -83,11 +83,14 @@ void td__link_release(struct td__rpc_link *link);
 /* ---- Workers --------------------------------------------------------------------------------- */
 
 struct td__rpc_worker {
-    /* Control messages (control.c), under the agent's control_lock. */
+    /* Control messages (control.c), under the agent's lock. */
     uint64_t sent;     /* the number of the last one to this worker */
     uint64_t received; /* all up to this one have come from it … */
-    uint64_t *early;   /* … and these */
-    int early_count, early_capacity;
+    uint64_t *
+        early; /* … and of the next `early_capacity` those whose bit is set, at their number modulo it */
+    uint64_t early_capacity;
+
+    bool forks_ended; /* it has gone, and gets no forks any more; under the agent's rref_lock */
 
     struct td__map_node by_name;
     char name[TD_RPC_MAX_NAME + 1];
@@ -192,6 +195,7 @@ struct td__rpc_agent {
     td__deadline next_deadline;
     bool closed;            /* no new calls */
     atomic_bool leaving;    /* the other workers know it, or are about to */
+    atomic_bool finishing;  /* td_rpc_shutdown() waits for the other workers */
     atomic_ullong activity; /* counts the calls of this worker, and those to it */
 
     /* References (rref.c). */
@@ -205,8 +209,7 @@ struct td__rpc_agent {
     struct td__map contexts;      /* of distributed autograd (grad_context.c) */
 
     pthread_mutex_t lease_lock;
-    struct td__map leases;         /* tensors that are lent … */
-    struct td__borrowed *borrowed; /* … and borrowed */
+    struct td__map leases; /* tensors that are lent */
     uint64_t last_lease;
 };
 
@@ -379,8 +382,13 @@ uint64_t td__rref_new_id(struct td__rpc_agent *agent);
 
 /* ---- rref.c ---------------------------------------------------------------------------------- */
 
+/** Makes a fork of a reference for a message to the worker `to`; and takes it back, if the message is not sent. */
 td_status td__rref_put(struct td__rpc_agent *agent, int to, td_rref *rref,
-                       struct td__buffer *bytes);
-td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const void *bytes, size_t size);
+                       struct td__rref_record *record);
+void td__rref_take_back(struct td__rpc_agent *agent, int to, const struct td__rref_record *record);
+
+/** The reference of a message of `from`, with one reference; or it is not used. */
+td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const struct td__rref_record *record);
+void td__rref_refuse(struct td__rpc_agent *agent, int from, const struct td__rref_record *record);
 
 #endif

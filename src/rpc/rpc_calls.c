@@ -287,7 +287,8 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
     options = options ? options : &none;
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : agent->timeout_ms;
     if (check_call(call, function, args, options) ||
-        td__call_begin(agent, to, function, timeout_ms, &future, &id))
+        td__call_begin(agent, to, strncmp(function, "td.", 3) ? function : call, timeout_ms,
+                       &future, &id))
         return NULL;
     bool near = to != agent->rank && !options->copy && td__worker_is_near(agent, to);
     struct td__message *message = td__message_create(agent, to, near);

@@ -1,4 +1,4 @@
-/* Remote references: the handles of the program, and the entries of their owner. See rref.h. */
+/* Remote references: the handles of the program, their forks in messages, and control messages. See rref.h. */
 #include "rpc/rref.h"
 
 #include "base/fail.h"
@@ -10,24 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct fork_at {
-    uint64_t id;
-    int rank;
-};
-
-struct td__rref_entry {
-    struct td__map_node node;
-    uint64_t id;
-    td_future *future; /* of the value */
-    char what[48];     /* the function that makes it, for reports */
-    int handles;       /* references on this worker */
-    bool made;         /* the call that makes the value has come, or there is a value */
-    struct fork_at *forks;
-    int fork_count, fork_capacity;
-    uint64_t *deleted; /* forks whose DELETE came before them */
-    int deleted_count;
-};
-
 struct td_rref {
     atomic_int owners;
     uint64_t serial; /* of the agent */
@@ -36,7 +18,8 @@ struct td_rref {
     char owner_name[TD_RPC_MAX_NAME + 1];
     struct td__rref_entry *entry; /* on the owner */
     atomic_bool confirmed;
-    td_future *made; /* elsewhere: the call that makes the value, if this worker has made it */
+    atomic_bool ended; /* the owner needs no DELETE */
+    td_future *made;   /* elsewhere: the call that makes the value, if this worker has made it */
 };
 
 struct child { /* of a fork that this worker has passed on, until its ACCEPTED */
@@ -45,87 +28,6 @@ struct child { /* of a fork that this worker has passed on, until its ACCEPTED *
     int to;
     td_rref *parent;
 };
-
-/* ---- Entries (with rref_lock held) ------------------------------------------------------------- */
-
-static struct td__rref_entry *find_entry(struct td__rpc_agent *agent, uint64_t id, bool add)
-{
-    struct td__map_node *node = td__map_find(&agent->rref_entries, (const char *)&id, sizeof id);
-    if (node || !add)
-        return node ? TD__CONTAINER(node, struct td__rref_entry, node) : NULL;
-    struct td__rref_entry *entry = calloc(1, sizeof *entry);
-    if (!entry)
-        return NULL;
-    entry->id = id;
-    entry->node.key = (const char *)&entry->id;
-    entry->node.key_size = sizeof entry->id;
-    entry->future = td__future_create(NULL, 0, TD__NEVER);
-    if (entry->future && td__map_insert(&agent->rref_entries, &entry->node))
-        return entry;
-    td_future_release(entry->future);
-    free(entry);
-    return NULL;
-}
-
-/* Removes the entry if nothing refers to it: returns it for free_entry(), without the lock. */
-static struct td__rref_entry *drop_unused(struct td__rpc_agent *agent, struct td__rref_entry *entry)
-{
-    if (!entry->made || entry->handles || entry->fork_count)
-        return NULL;
-    td__map_remove(&agent->rref_entries, &entry->node);
-    return entry;
-}
-
-static void free_entry(struct td__rref_entry *entry)
-{
-    if (!entry)
-        return;
-    td_future_release(entry->future); /* and the value with it */
-    free(entry->forks);
-    free(entry->deleted);
-    free(entry);
-}
-
-static bool was_deleted(struct td__rref_entry *entry, uint64_t fork)
-{
-    for (int i = 0; i < entry->deleted_count; i++)
-        if (entry->deleted[i] == fork) {
-            entry->deleted[i] = entry->deleted[--entry->deleted_count];
-            return true;
-        }
-    return false;
-}
-
-static bool add_fork(struct td__rref_entry *entry, uint64_t fork, int rank)
-{
-    if (was_deleted(entry, fork))
-        return true;
-    if (entry->fork_count == entry->fork_capacity) {
-        int capacity = entry->fork_capacity ? 2 * entry->fork_capacity : 4;
-        struct fork_at *forks = realloc(entry->forks, sizeof *forks * (size_t)capacity);
-        if (!forks)
-            return false;
-        entry->forks = forks;
-        entry->fork_capacity = capacity;
-    }
-    entry->forks[entry->fork_count++] = (struct fork_at){.id = fork, .rank = rank};
-    return true;
-}
-
-static void delete_fork(struct td__rref_entry *entry, uint64_t fork)
-{
-    for (int i = 0; i < entry->fork_count; i++)
-        if (entry->forks[i].id == fork) {
-            entry->forks[i] = entry->forks[--entry->fork_count];
-            return;
-        }
-    uint64_t *deleted = realloc(entry->deleted,
-                                sizeof *deleted * (size_t)(entry->deleted_count + 1));
-    if (deleted) {
-        entry->deleted = deleted;
-        entry->deleted[entry->deleted_count++] = fork;
-    }
-}
 
 uint64_t td__rref_new_id(struct td__rpc_agent *agent)
 {
@@ -157,19 +59,10 @@ td_rref *td__rref_own(struct td__rpc_agent *agent, uint64_t id, bool made, const
     if (!rref)
         return NULL;
     atomic_store(&rref->confirmed, true);
-    pthread_mutex_lock(&agent->rref_lock);
-    rref->entry = find_entry(agent, id, true);
-    if (rref->entry) {
-        rref->entry->handles++;
-        rref->entry->made |= made;
-        if (what)
-            snprintf(rref->entry->what, sizeof rref->entry->what, "%s", what);
-    }
-    pthread_mutex_unlock(&agent->rref_lock);
+    rref->entry = td__rref_entry_hold(agent, id, made, what);
     if (rref->entry)
         return rref;
     free(rref);
-    td__fail_nomem("rref");
     return NULL;
 }
 
@@ -180,44 +73,16 @@ td_rref *td_rref_retain(td_rref *rref)
     return rref;
 }
 
-static void send_delete(struct td__rpc_agent *agent, const td_rref *rref)
-{
-    td__control_send(agent, rref->owner, TD__CONTROL_DELETE, rref->id, rref->fork, NULL, NULL);
-}
-
-/* The owner knows the fork, or never will: now it can be deleted. */
-static void delete_made(td_future *made, void *arg)
-{
-    td_rref *rref = arg;
-    struct td__rpc_agent *agent = td__agent_hold();
-    (void)made;
-    if (agent && agent->serial == rref->serial)
-        send_delete(agent, rref);
-    td__agent_leave(agent);
-    td_future_release(rref->made);
-    free(rref);
-}
-
+/* The owner knows the fork: what waits for that keeps the handle. */
 static void destroy_handle(td_rref *rref)
 {
     struct td__rpc_agent *agent = td__agent_hold();
     bool current = agent && agent->serial == rref->serial;
-    struct td__rref_entry *unused = NULL;
-    if (current && rref->entry) {
-        pthread_mutex_lock(&agent->rref_lock);
-        rref->entry->handles--;
-        unused = drop_unused(agent, rref->entry);
-        pthread_mutex_unlock(&agent->rref_lock);
-    } else if (current && rref->made && !td__future_is_complete(rref->made)) {
-        td__agent_leave(agent);
-        if (!td__future_on_complete(rref->made, delete_made, rref))
-            return;
-        agent = NULL;
-    } else if (current) {
-        send_delete(agent, rref);
-    }
+    if (current && rref->entry)
+        td__rref_entry_let_go(agent, rref->entry);
+    else if (current && !atomic_load(&rref->ended))
+        td__control_send(agent, rref->owner, TD__CONTROL_DELETE, rref->id, rref->fork, NULL, NULL);
     td__agent_leave(agent);
-    free_entry(unused);
     td_future_release(rref->made);
     free(rref);
 }
@@ -275,25 +140,23 @@ static void let_parent_go(struct td__rpc_agent *agent, uint64_t fork)
 
 /* The owner adds the fork to its entry; another worker keeps its own reference. To the owner itself a reference needs no
  * fork that is recorded: it is accepted at once. */
-td_status td__rref_put(struct td__rpc_agent *agent, int to, td_rref *rref, struct td__buffer *bytes)
+td_status td__rref_put(struct td__rpc_agent *agent, int to, td_rref *rref,
+                       struct td__rref_record *record)
 {
-    uint64_t fork = td__rref_new_id(agent);
     if (rref->serial != agent->serial)
         return td_fail(TD_ERR_STATE, "the reference is of a worker that was shut down");
-    if (rref->entry && to != agent->rank) {
-        pthread_mutex_lock(&agent->rref_lock);
-        bool added = add_fork(rref->entry, fork, to);
-        pthread_mutex_unlock(&agent->rref_lock);
-        if (!added)
-            return td__fail_nomem("rref");
-    } else {
-        TD_TRY(keep_parent(agent, rref, fork, to));
-    }
-    td__buffer_put_u64(bytes, rref->id);
-    td__buffer_put_u64(bytes, fork);
-    td__buffer_put_u32(bytes, (uint32_t)rref->owner);
-    td__buffer_put_u64(bytes, (uint64_t)agent->rank);
-    return TD_OK;
+    *record = (struct td__rref_record){
+        .id = rref->id, .fork = td__rref_new_id(agent), .owner = rref->owner};
+    return rref->entry && to != agent->rank ? td__rref_fork_add(agent, rref->id, record->fork, to)
+                                            : keep_parent(agent, rref, record->fork, to);
+}
+
+void td__rref_take_back(struct td__rpc_agent *agent, int to, const struct td__rref_record *record)
+{
+    if (record->owner == agent->rank && to != agent->rank)
+        td__rref_fork_delete(agent, record->id, record->fork, to);
+    else
+        let_parent_go(agent, record->fork);
 }
 
 static void accept_child(struct td__rpc_agent *agent, int parent, uint64_t fork)
@@ -309,24 +172,24 @@ struct confirmation {
     int parent;
 };
 
-/* The owner has recorded the fork; or one of the two has ended. */
-static void confirm(struct td__rpc_agent *agent, void *arg)
+/* The owner has recorded the fork, or has ended. Then the parent needs no child that is recorded either. */
+static void confirm(struct td__rpc_agent *agent, bool done, void *arg)
 {
     struct confirmation *confirmation = arg;
-    atomic_store(&confirmation->rref->confirmed, agent != NULL);
+    atomic_store(&confirmation->rref->confirmed, done);
     if (agent)
         accept_child(agent, confirmation->parent, confirmation->rref->fork);
     td_rref_release(confirmation->rref);
     free(confirmation);
 }
 
-static td_rref *receive_fork(struct td__rpc_agent *agent, int from, int parent, uint64_t id,
-                             uint64_t fork, int owner)
+static td_rref *receive_fork(struct td__rpc_agent *agent, int parent,
+                             const struct td__rref_record *record)
 {
-    td_rref *rref = make_handle(agent, id, fork, owner);
+    td_rref *rref = make_handle(agent, record->id, record->fork, record->owner);
     if (!rref)
         return NULL;
-    if (from == owner && parent == owner) {
+    if (parent == record->owner) {
         atomic_store(&rref->confirmed, true);
         return rref;
     }
@@ -337,27 +200,31 @@ static td_rref *receive_fork(struct td__rpc_agent *agent, int from, int parent, 
         return NULL;
     }
     *confirmation = (struct confirmation){.rref = td_rref_retain(rref), .parent = parent};
-    td__control_send(agent, owner, TD__CONTROL_FORK, id, fork, confirm, confirmation);
+    td__control_send(agent, record->owner, TD__CONTROL_FORK, record->id, record->fork, confirm,
+                     confirmation);
     return rref;
 }
 
-td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const void *bytes, size_t size)
+td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const struct td__rref_record *record)
 {
-    struct td__reader reader = td__reader_of(bytes, size);
-    uint64_t id = td__reader_u64(&reader), fork = td__reader_u64(&reader);
-    uint32_t owner = td__reader_u32(&reader);
-    uint64_t parent = td__reader_u64(&reader);
-    if (!td__reader_done(&reader) || owner >= (uint32_t)agent->size ||
-        parent >= (uint64_t)agent->size) {
+    if (record->owner < 0 || record->owner >= agent->size) {
         td_fail(TD_ERR_INVALID, "a reference in a message is not valid");
         return NULL;
     }
-    if ((int)owner != agent->rank)
-        return receive_fork(agent, from, (int)parent, id, fork, (int)owner);
-    td_rref *rref = td__rref_own(agent, id, false, NULL);
+    if (record->owner != agent->rank)
+        return receive_fork(agent, from, record);
+    td_rref *rref = td__rref_own(agent, record->id, false, NULL);
     if (rref)
-        accept_child(agent, (int)parent, fork);
+        accept_child(agent, from, record->fork);
     return rref;
+}
+
+void td__rref_refuse(struct td__rpc_agent *agent, int from, const struct td__rref_record *record)
+{
+    if (record->owner == from && from != agent->rank)
+        td__control_send(agent, from, TD__CONTROL_DELETE, record->id, record->fork, NULL, NULL);
+    else
+        accept_child(agent, from, record->fork);
 }
 
 /* ---- Control messages on their receiver -------------------------------------------------------- */
@@ -365,103 +232,66 @@ td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const void *bytes, 
 td_status td__rref_control(struct td__rpc_agent *agent, int from, int64_t kind, uint64_t id,
                            uint64_t fork)
 {
-    struct td__rref_entry *entry, *unused = NULL;
-    if (kind == TD__CONTROL_ACCEPTED) {
+    char text[TD_RPC_MAX_NAME + 80];
+    switch (kind) {
+    case TD__CONTROL_FORK:
+        return td__rref_fork_add(agent, id, fork, from);
+    case TD__CONTROL_DELETE:
+        return td__rref_fork_delete(agent, id, fork, from);
+    case TD__CONTROL_NEVER:
+        snprintf(text, sizeof text,
+                 "the call of worker \"%s\" that was to make the value has failed",
+                 td__worker_name_of(agent, from));
+        td__rref_never(agent, id, TD_ERR_INVALID, text);
+        return TD_OK;
+    case TD__CONTROL_ACCEPTED:
         let_parent_go(agent, fork);
         return TD_OK;
     }
-    pthread_mutex_lock(&agent->rref_lock);
-    entry = find_entry(agent, id, true);
-    bool done = entry;
-    if (entry && kind == TD__CONTROL_FORK)
-        done = add_fork(entry, fork, from);
-    else if (entry)
-        delete_fork(entry, fork);
-    if (entry)
-        unused = drop_unused(agent, entry);
-    pthread_mutex_unlock(&agent->rref_lock);
-    free_entry(unused);
-    return done ? TD_OK : td__fail_nomem("rref");
+    return td_fail(TD_ERR_INVALID, "there is no control message %lld", (long long)kind);
 }
 
-void td__rrefs_lost(struct td__rpc_agent *agent, int rank)
+/* ---- Ends ------------------------------------------------------------------------------------ */
+
+/* Takes a child out of the map: one of the worker, or of a reference to a value of it; -1: any. */
+static struct child *take_child(struct td__rpc_agent *agent, int rank)
 {
-    struct td__rref_entry *unused = NULL;
-    struct td__map_node *next;
-    do {
-        struct td__rref_entry *found = NULL;
-        pthread_mutex_lock(&agent->rref_lock);
-        for (struct td__map_node *node = td__map_next(&agent->rref_entries, NULL); node && !found;
-             node = next) {
-            struct td__rref_entry *entry = TD__CONTAINER(node, struct td__rref_entry, node);
-            next = td__map_next(&agent->rref_entries, node);
-            bool had = false;
-            for (int i = 0; i < entry->fork_count;)
-                if (entry->forks[i].rank == rank) {
-                    entry->forks[i] = entry->forks[--entry->fork_count];
-                    had = true;
-                } else {
-                    i++;
-                }
-            if (!entry->made && (int)(entry->id >> 48) == rank) {
-                entry->made = true; /* it never will be */
-                td__future_complete(entry->future, NULL, TD_ERR_PEER,
-                                    "the worker that was to make the value has gone");
-                had = true;
-            }
-            found = had ? drop_unused(agent, entry) : NULL;
-        }
-        pthread_mutex_unlock(&agent->rref_lock);
-        unused = found;
-        free_entry(unused);
-    } while (unused);
-    for (;;) {
-        struct child *lost = NULL;
-        pthread_mutex_lock(&agent->rref_lock);
-        for (struct td__map_node *node = td__map_next(&agent->rref_children, NULL); node && !lost;
-             node = td__map_next(&agent->rref_children, node)) {
-            struct child *child = TD__CONTAINER(node, struct child, node);
-            lost = child->to == rank ? child : NULL;
-        }
-        if (lost)
-            td__map_remove(&agent->rref_children, &lost->node);
-        pthread_mutex_unlock(&agent->rref_lock);
-        if (!lost)
-            return;
-        td_rref_release(lost->parent);
-        free(lost);
+    struct child *found = NULL;
+    pthread_mutex_lock(&agent->rref_lock);
+    for (struct td__map_node *node = td__map_next(&agent->rref_children, NULL); node && !found;
+         node = td__map_next(&agent->rref_children, node)) {
+        struct child *child = TD__CONTAINER(node, struct child, node);
+        if (rank < 0 || child->to == rank || child->parent->owner == rank)
+            found = child;
+    }
+    if (found)
+        td__map_remove(&agent->rref_children, &found->node);
+    pthread_mutex_unlock(&agent->rref_lock);
+    return found;
+}
+
+static void free_children(struct td__rpc_agent *agent, int rank)
+{
+    for (struct child *child; (child = take_child(agent, rank));) {
+        td_rref_release(child->parent);
+        free(child);
     }
 }
 
-static void report_leak(struct td__rpc_agent *agent, const struct td__rref_entry *entry)
+/* While this worker waits in td_rpc_shutdown(), others may have finished waiting, and left: references that these had
+ * are still to be reported. */
+void td__rrefs_lost(struct td__rpc_agent *agent, int rank)
 {
-    char holders[200] = "";
-    for (int i = 0; i < entry->fork_count && strlen(holders) < 150; i++)
-        snprintf(holders + strlen(holders), sizeof holders - strlen(holders), "%s\"%.40s\"",
-                 i ? ", " : "", td__worker_name_of(agent, entry->forks[i].rank));
-    td_log(TD_LOG_WARN,
-           "rpc: a reference to %s on worker \"%s\" is still in use at the shutdown: by %s%s%s",
-           *entry->what ? entry->what : "a value", agent->name, entry->handles ? "this worker" : "",
-           entry->handles && entry->fork_count ? " and " : "", holders);
+    enum td__presence presence = td__endpoint_presence(agent->endpoint, rank);
+    bool ended = presence == TD__ENDED || presence == TD__CUT_OFF;
+    td__rref_entries_lost(agent, rank, ended || !atomic_load(&agent->finishing));
+    free_children(agent, rank);
 }
 
 void td__rrefs_close(struct td__rpc_agent *agent)
 {
-    struct td__map_node *node;
-    while ((node = td__map_next(&agent->rref_entries, NULL))) {
-        struct td__rref_entry *entry = TD__CONTAINER(node, struct td__rref_entry, node);
-        if (entry->made && (entry->fork_count || entry->handles))
-            report_leak(agent, entry);
-        td__map_remove(&agent->rref_entries, node);
-        free_entry(entry);
-    }
-    while ((node = td__map_next(&agent->rref_children, NULL))) {
-        struct child *child = TD__CONTAINER(node, struct child, node);
-        td__map_remove(&agent->rref_children, node);
-        td_rref_release(child->parent);
-        free(child);
-    }
-    td__map_free(&agent->rref_entries);
+    td__rref_entries_close(agent);
+    free_children(agent, -1);
     td__map_free(&agent->rref_children);
 }
 
@@ -472,19 +302,50 @@ td_rref *td__rref_user(struct td__rpc_agent *agent, uint64_t id, uint64_t fork, 
     return make_handle(agent, id, fork, owner);
 }
 
-static void set_confirmed(td_future *made, void *arg)
+/* The call that makes the value was answered, or has failed. After an answer that is a failure, it has not begun: the
+ * owner knows no fork, and others that have the reference wait for nothing. After a timeout or the end of a link it may
+ * have, or still come. */
+static void on_made(td_future *made, void *arg)
 {
     td_rref *rref = arg;
+    struct td__rpc_agent *agent = td__agent_hold();
     td_value *value = td__future_value(made);
-    atomic_store(&rref->confirmed, value != NULL);
+    td_status status = value ? TD_OK : td__error_status();
+    if (status && status != TD_ERR_TIMEOUT && status != TD_ERR_PEER && status != TD_ERR_ABORTED &&
+        agent && agent->serial == rref->serial) {
+        atomic_store(&rref->ended, true);
+        if (rref->entry)
+            td__rref_never(agent, rref->id, status, td__error_text());
+        else
+            td__control_send(agent, rref->owner, TD__CONTROL_NEVER, rref->id, rref->fork, NULL,
+                             NULL);
+    }
+    if (value)
+        atomic_store(&rref->confirmed, true);
     td_value_release(value);
+    td__agent_leave(agent);
+    td_rref_release(rref);
 }
 
 void td__rref_set_made(td_rref *rref, td_future *made)
 {
     rref->made = made;
-    if (!rref->entry)
-        td__future_on_complete(made, set_confirmed, rref);
+    if (td__future_on_complete(made, on_made, td_rref_retain(rref)))
+        td_rref_release(rref);
+}
+
+static void end_keeping(td_future *answer, void *rref)
+{
+    (void)answer;
+    td_rref_release(rref);
+}
+
+td_status td__rref_keep_until(td_rref *rref, td_future *answer)
+{
+    td_status status = td__future_on_complete(answer, end_keeping, td_rref_retain(rref));
+    if (status)
+        td_rref_release(rref);
+    return status;
 }
 
 td_future *td__rref_made(const td_rref *rref)
@@ -494,15 +355,8 @@ td_future *td__rref_made(const td_rref *rref)
 
 void td__rref_forget(struct td__rpc_agent *agent, td_rref *rref)
 {
-    struct td__rref_entry *unused = NULL;
-    if (rref->entry) {
-        pthread_mutex_lock(&agent->rref_lock);
-        rref->entry->made = true;
-        rref->entry->handles--;
-        unused = drop_unused(agent, rref->entry);
-        pthread_mutex_unlock(&agent->rref_lock);
-    }
-    free_entry(unused);
+    if (rref->entry)
+        td__rref_entry_let_go(agent, rref->entry);
     free(rref);
 }
 
@@ -518,7 +372,7 @@ int td__rref_owner_rank(const td_rref *rref)
 
 td_future *td__rref_future(const td_rref *rref)
 {
-    return rref->entry->future;
+    return td__rref_entry_future(rref->entry);
 }
 
 struct td__rpc_agent *td__rref_enter(const td_rref *rref, const char *call)
@@ -529,36 +383,6 @@ struct td__rpc_agent *td__rref_enter(const td_rref *rref, const char *call)
     td__agent_leave(agent);
     td_fail(TD_ERR_STATE, "%s: the reference is of a worker that was shut down", call);
     return NULL;
-}
-
-td_future *td__rref_begin(struct td__rpc_agent *agent, uint64_t id, uint64_t fork, int from,
-                          const char *what)
-{
-    pthread_mutex_lock(&agent->rref_lock);
-    struct td__rref_entry *entry = find_entry(agent, id, true);
-    bool added = entry && (from == agent->rank || add_fork(entry, fork, from));
-    if (added) {
-        entry->made = true;
-        snprintf(entry->what, sizeof entry->what, "%s", what);
-    }
-    td_future *future = added ? td_future_retain(entry->future) : NULL;
-    struct td__rref_entry *unused = added ? drop_unused(agent, entry) : NULL;
-    pthread_mutex_unlock(&agent->rref_lock);
-    free_entry(unused);
-    if (!future)
-        td__fail_nomem("rref");
-    return future;
-}
-
-td_future *td__rref_wait_for(struct td__rpc_agent *agent, uint64_t id)
-{
-    pthread_mutex_lock(&agent->rref_lock);
-    struct td__rref_entry *entry = find_entry(agent, id, true);
-    td_future *future = entry ? td_future_retain(entry->future) : NULL;
-    pthread_mutex_unlock(&agent->rref_lock);
-    if (!future)
-        td__fail_nomem("rref");
-    return future;
 }
 
 const char *td_rref_owner(const td_rref *rref)

@@ -26,8 +26,9 @@ td_rref *td_rref_create(td_value *value)
     return td__rref_adopt(rref);
 }
 
+/* `what`: the name for reports; `of`: the reference whose method is called, or NULL. */
 static td_rref *start_remote(struct td__rpc_agent *agent, const char *call, int to,
-                             const char *function, td_value *args,
+                             const char *function, const char *what, td_rref *of, td_value *args,
                              const td_rpc_call_options *options)
 {
     uint64_t id = td__rref_new_id(agent), fork = td__rref_new_id(agent);
@@ -38,7 +39,7 @@ static td_rref *start_remote(struct td__rpc_agent *agent, const char *call, int 
     td_value *named = all.kwargs ? all.kwargs : td_value_map();
     td_value *packed = TD_ARGS((int64_t)id, (int64_t)fork, function, args, named);
     all.kwargs = NULL;
-    td_rref *rref = to == agent->rank ? td__rref_own(agent, id, false, function)
+    td_rref *rref = to == agent->rank ? td__rref_own(agent, id, false, what)
                                       : td__rref_user(agent, id, fork, to);
     td_future *made = packed && rref ? td__call_start(agent, call, to, "td.remote", packed, &all)
                                      : NULL;
@@ -47,6 +48,8 @@ static td_rref *start_remote(struct td__rpc_agent *agent, const char *call, int 
             td__rref_forget(agent, rref);
         return NULL;
     }
+    if (of)
+        td__rref_keep_until(of, made);
     td__rref_set_made(rref, made);
     return rref;
 }
@@ -58,22 +61,36 @@ td_rref *td_remote(const char *to, const char *function, td_value *args,
     if (!agent)
         return NULL;
     int rank = td__worker_rank(agent, to);
-    td_rref *rref = rank < 0 ? NULL : start_remote(agent, __func__, rank, function, args, options);
+    td_rref *rref = rank < 0 ? NULL
+                             : start_remote(agent, __func__, rank, function, function, NULL, args,
+                                            options);
     td__agent_leave(agent);
     return td__rref_adopt(rref);
 }
 
+/* The caller has cancelled the call before it began. */
+static bool is_cancelled(const td_rpc_call *call)
+{
+    if (!td_rpc_call_is_cancelled(call))
+        return false;
+    td_fail(TD_ERR_ABORTED, "the call was cancelled");
+    return true;
+}
+
 /* td.remote(id: int, fork: int, function: text, args: list, kwargs: map): makes the value of a reference. The answer
- * confirms the fork; a failure of the function is the failure of the value. */
+ * confirms the fork; a failure of the function is the failure of the value. It is served also after it was cancelled,
+ * since the owner waits for it once the fork was deleted. */
 static td_value *serve_remote(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)count;
     uint64_t id = (uint64_t)args[0]->integer, fork = (uint64_t)args[1]->integer;
-    const char *function = td_value_text(args[2]);
-    td_future *future = td__rref_begin(call->agent, id, fork, call->from, function);
+    const char *function = td_value_text(args[2]), *what = function;
+    if (!strcmp(function, "td.method") && td_value_count(args[3]) > 1)
+        what = td_value_text(td_value_at(args[3], 1));
+    td_future *future = td__rref_begin(call->agent, id, fork, call->from, what ? what : function);
     if (!future)
         return NULL;
-    td_value *value = td__serve_call(call, function, args[3], args[4]);
+    td_value *value = is_cancelled(call) ? NULL : td__serve_call(call, function, args[3], args[4]);
     td__future_resolve(future, value);
     td_future_release(future);
     return td_value_nil();
@@ -85,7 +102,9 @@ static td_value *serve_remote(td_rpc_call *call, td_value *const *args, int coun
 static td_value *serve_value(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)count;
-    td_future *future = td__rref_wait_for(call->agent, (uint64_t)args[0]->integer);
+    if (is_cancelled(call))
+        return NULL;
+    td_future *future = td__rref_use(call->agent, (uint64_t)args[0]->integer);
     td_value *value = future ? td_value_from_future(future) : NULL;
     td_future_release(future);
     return value;
@@ -102,18 +121,35 @@ static bool is_failed(const td_rref *rref)
     return !value;
 }
 
-static td_value *await_local(td_rref *rref, int64_t timeout_ms)
+static td_value *await_local(td_rref *rref, const char *call, int64_t timeout_ms)
 {
-    return td_future_wait(td__rref_future(rref), timeout_ms);
+    td_future *future = td__rref_future(rref);
+    td_value *value = td_future_wait(future, timeout_ms);
+    if (!value && !td__future_is_complete(future) && td__error_status() == TD_ERR_TIMEOUT)
+        td_fail(TD_ERR_TIMEOUT, "%s: there is no value within %lld ms", call,
+                (long long)timeout_ms);
+    return value;
 }
 
-static td_future *fetch(struct td__rpc_agent *agent, const td_rref *rref, int64_t timeout_ms)
+/* Starts a call that uses the reference. */
+static td_future *start_use(struct td__rpc_agent *agent, const char *call, td_rref *rref,
+                            const char *function, td_value *args,
+                            const td_rpc_call_options *options)
+{
+    td_future *future = args ? td__call_start(agent, call, td__rref_owner_rank(rref), function,
+                                              args, options)
+                             : NULL;
+    if (future)
+        td__rref_keep_until(rref, future);
+    return future;
+}
+
+static td_future *fetch(struct td__rpc_agent *agent, td_rref *rref, int64_t timeout_ms)
 {
     TD_SCOPE;
-    td_value *args = TD_ARGS((int64_t)td__rref_id(rref));
-    return args ? td__call_start(agent, "td_rref_to_here", td__rref_owner_rank(rref), "td.value",
-                                 args, &(td_rpc_call_options){.timeout_ms = timeout_ms})
-                : NULL;
+    return start_use(agent, "td_rref_to_here", rref, "td.value",
+                     TD_ARGS((int64_t)td__rref_id(rref)),
+                     &(td_rpc_call_options){.timeout_ms = timeout_ms});
 }
 
 td_value *td_rref_to_here(td_rref *rref, int64_t timeout_ms)
@@ -125,10 +161,10 @@ td_value *td_rref_to_here(td_rref *rref, int64_t timeout_ms)
         return NULL;
     td_value *value = NULL;
     int64_t limit = timeout_ms ? timeout_ms : agent->timeout_ms;
-    if (td_rref_is_owner(rref)) {
-        value = await_local(rref, limit);
-    } else if (timeout_ms < 0) {
+    if (timeout_ms < 0) {
         td_fail(TD_ERR_INVALID, "td_rref_to_here: a timeout of %lld ms", (long long)timeout_ms);
+    } else if (td_rref_is_owner(rref)) {
+        value = await_local(rref, __func__, limit);
     } else if (!is_failed(rref)) {
         td_future *future = fetch(agent, rref, limit);
         value = future ? td_future_wait(future, 0) : NULL;
@@ -147,7 +183,7 @@ td_value *td_rref_local_value(td_rref *rref)
         return NULL;
     td_value *value = NULL;
     if (td_rref_is_owner(rref))
-        value = await_local(rref, agent->timeout_ms);
+        value = await_local(rref, __func__, agent->timeout_ms);
     else
         td_fail(TD_ERR_STATE,
                 "td_rref_local_value: the value is on worker \"%s\"; td_rref_to_here() copies it",
@@ -158,15 +194,34 @@ td_value *td_rref_local_value(td_rref *rref)
 
 /* ---- Methods --------------------------------------------------------------------------------- */
 
+/* The object, once it is there, until the call ends or is cancelled. */
+static td_value *await_self(td_rpc_call *call, uint64_t id)
+{
+    struct td__rpc_agent *agent = call->agent;
+    td_future *future = is_cancelled(call) ? NULL : td__rref_use(agent, id);
+    if (!future)
+        return NULL;
+    if (!td__future_is_complete(future)) {
+        pthread_mutex_lock(&agent->run_lock);
+        call->later_result = td_future_retain(future);
+        pthread_mutex_unlock(&agent->run_lock);
+        if (td_rpc_call_is_cancelled(call) || !td__io_wait(agent, future, call->deadline))
+            td_future_cancel(future);
+        pthread_mutex_lock(&agent->run_lock);
+        call->later_result = NULL;
+        pthread_mutex_unlock(&agent->run_lock);
+        td_future_release(future);
+    }
+    td_value *self = td__value_adopt(td__future_value(future));
+    td_future_release(future);
+    return self;
+}
+
 /* td.method(id: int, method: text, args: list, kwargs: map). */
 static td_value *serve_method(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)count;
-    td_future *future = td__rref_wait_for(call->agent, (uint64_t)args[0]->integer);
-    if (!future)
-        return NULL;
-    td_value *self = td_future_wait(future, 0), *result = NULL;
-    td_future_release(future);
+    td_value *self = await_self(call, (uint64_t)args[0]->integer), *result = NULL;
     if (self && self->kind == TD_VALUE_OBJECT)
         result = td__serve_method(call, self, td_value_text(args[1]), args[2], args[3]);
     else if (self && self->kind == TD_VALUE_MODULE)
@@ -196,9 +251,7 @@ static td_future *start_method(struct td__rpc_agent *agent, const char *call, td
         return NULL;
     TD_SCOPE;
     td_value *packed = pack_method(rref, method, args, &all);
-    return packed
-               ? td__call_start(agent, call, td__rref_owner_rank(rref), "td.method", packed, &all)
-               : NULL;
+    return start_use(agent, call, rref, "td.method", packed, &all);
 }
 
 td_future *td_rref_async(td_rref *rref, const char *method, td_value *args,
@@ -239,7 +292,7 @@ td_rref *td_rref_remote(td_rref *rref, const char *method, td_value *args,
         TD_SCOPE;
         td_value *packed = pack_method(rref, method, args, &all);
         result = packed ? start_remote(agent, __func__, td__rref_owner_rank(rref), "td.method",
-                                       packed, &all)
+                                       method, rref, packed, &all)
                         : NULL;
     }
     td__agent_leave(agent);

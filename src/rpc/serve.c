@@ -169,6 +169,15 @@ static td_status read_request(struct td__incoming *incoming, struct td__span *fu
     return TD_OK;
 }
 
+/* The library's own functions are served also after the call was cancelled: the protocol of references needs them. */
+static bool is_own(const struct td__incoming *incoming)
+{
+    struct td__reader body = td__incoming_body(incoming);
+    struct td__span function = td__reader_string(&body, 4096);
+    return !incoming->status && !body.failed && function.size > 3 &&
+           !memcmp(function.data, "td.", 3);
+}
+
 /* Whether the call can be served at all. */
 static td_status check_call(const struct td_rpc_call *call)
 {
@@ -240,7 +249,7 @@ void td__serve_run(struct td_rpc_call *call)
     uint64_t outer_context = td__current_context;
     td__current_call = call;
     td__current_context = call->context;
-    if (!td_rpc_call_is_cancelled(call)) {
+    if (!td_rpc_call_is_cancelled(call) || is_own(call->incoming)) {
         TD_SCOPE;
         bool valid = !check_call(call) && !td__context_receive(call->incoming) &&
                      !read_request(call->incoming, &function, &args, &kwargs);

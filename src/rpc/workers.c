@@ -494,7 +494,7 @@ td_status td__workers_leave(struct td__rpc_agent *agent,
             if (!await_idle(agent, deadline))
                 return td_fail(TD_ERR_TIMEOUT, "td_rpc_shutdown: this worker still has calls that "
                                                "are not complete");
-            td__rpc_keep_borrowed(agent);
+            td__rpc_keep_borrowed();
         } while (atomic_load(&agent->activity) != own);
         snprintf(key, sizeof key, "idle/%" PRId64 "/%d/%d", agent->epoch, round, agent->rank);
         int length = snprintf(value, sizeof value, "%llu", (unsigned long long)own);
