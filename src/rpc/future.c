@@ -169,7 +169,7 @@ td_value *td__future_value(const td_future *future)
 
 /* Waits until it is complete, or for the deadline. A thread that sleeps does not use the agent, so that the latter can
  * end meanwhile; except for one that runs a function, which the agent waits for. */
-static void await(td_future *future, td__deadline deadline)
+bool td__future_await(td_future *future, td__deadline deadline)
 {
     struct td__rpc_agent *agent = td__agent_hold();
     bool function = agent && td__io_begin_wait(agent);
@@ -188,6 +188,7 @@ static void await(td_future *future, td__deadline deadline)
                          td__deadline_in_ms(1000)); /* if another thread is about to fail it */
     }
     td__agent_leave(agent);
+    return td__future_is_complete(future);
 }
 
 /* ---- The public functions -------------------------------------------------------------------- */
@@ -202,7 +203,7 @@ td_value *td_future_wait(td_future *future, int64_t timeout_ms)
     }
     if (!td__future_is_complete(future) && timeout_ms != TD_NOW) {
         td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : future->deadline;
-        await(future, deadline);
+        td__future_await(future, deadline);
     }
     if (td__future_is_complete(future))
         return td__value_adopt(td__future_value(future));

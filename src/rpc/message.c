@@ -161,10 +161,6 @@ static bool grow_tensors(struct td__message *message)
     if (!tensors)
         return false;
     message->tensors = tensors;
-    uint64_t *leases = realloc(message->leases, sizeof *leases * capacity);
-    if (!leases)
-        return false;
-    message->leases = leases;
     message->capacity = capacity;
     return true;
 }

@@ -129,6 +129,7 @@ struct td__incoming {
     char *text;
     uint64_t skip; /* … and how many of its bytes are to be skipped */
     bool complete;
+    uint64_t link; /* that it came on, plus 1; 0: from this worker */
     bool *taken; /* the references that were taken from it; NULL: none */
 };
 

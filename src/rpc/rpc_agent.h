@@ -331,6 +331,11 @@ void td__call_cancel(struct td__rpc_agent *agent, uint64_t id);
 void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
                struct td__incoming *incoming);
 
+/** For tests: takes a request that has arrived, to pass it to td__serve_now() later; false: it is served at once. */
+typedef bool (*td__serve_delay_fn)(struct td__rpc_agent *agent, struct td__incoming *incoming);
+extern _Atomic(td__serve_delay_fn) td__serve_delay;
+void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming);
+
 /** Runs a call of the queue, and frees it, unless it answers later. */
 void td__serve_run(struct td_rpc_call *call);
 
@@ -369,6 +374,8 @@ bool td__future_is_complete(const td_future *future);
 bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text);
 /** The same with a value, which may be a future itself; or, for NULL, with the last error. */
 void td__future_resolve(td_future *future, td_value *value);
+/** Waits until it is complete, and reads links meanwhile; false at the deadline. */
+bool td__future_await(td_future *future, td__deadline deadline);
 /** Sleeps until it is complete. */
 bool td__future_sleep(const td_future *future, td__deadline deadline);
 /** Its value, with one reference; or NULL and the last error set to its failure. */

@@ -205,7 +205,7 @@ static td_value *await_self(td_rpc_call *call, uint64_t id)
         pthread_mutex_lock(&agent->run_lock);
         call->later_result = td_future_retain(future);
         pthread_mutex_unlock(&agent->run_lock);
-        if (td_rpc_call_is_cancelled(call) || !td__io_wait(agent, future, call->deadline))
+        if (td_rpc_call_is_cancelled(call) || !td__future_await(future, call->deadline))
             td_future_cancel(future);
         pthread_mutex_lock(&agent->run_lock);
         call->later_result = NULL;

@@ -49,8 +49,18 @@ static void free_call(struct td_rpc_call *call)
     free(call);
 }
 
+_Atomic(td__serve_delay_fn) td__serve_delay;
+
 void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
                struct td__incoming *incoming)
+{
+    incoming->link = link ? link->id + 1 : 0;
+    td__serve_delay_fn delay = atomic_load_explicit(&td__serve_delay, memory_order_relaxed);
+    if (!delay || !delay(agent, incoming))
+        td__serve_now(agent, incoming);
+}
+
+void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
 {
     struct td_rpc_call *call = calloc(1, sizeof *call);
     if (!call) {
@@ -61,7 +71,7 @@ void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
     call->agent = agent;
     call->incoming = incoming;
     call->from = incoming->from;
-    call->link = link ? link->id + 1 : 0;
+    call->link = incoming->link;
     call->id = header->id;
     call->context = header->context;
     call->depth = header->depth;
