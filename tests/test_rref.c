@@ -109,6 +109,7 @@ static void use_what_fails(int owner)
     /* The call runs into its timeout, and the value is freed when it is there. */
     td_rref *slow = td_remote(to, "sleep", TD_ARGS(100, 7),
                               &(td_rpc_call_options){.timeout_ms = 10});
+    CHECK_SOON(!td_rref_to_here(slow, 0));
     CHECK_FAILED(td_rref_to_here(slow, 0), TD_ERR_TIMEOUT, to);
 }
 

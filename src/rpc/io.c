@@ -185,8 +185,7 @@ static bool has_news(struct td__rpc_agent *agent)
         if (atomic_load(&link->hup))
             return true;
         if (link->local &&
-            (td__byte_ring_has_bytes(&link->rings.in) ||
-             (atomic_load(&link->blocked) && td__byte_ring_has_room(&link->rings.out))))
+            (td__byte_ring_has_bytes(&link->rings.in) || td__link_has_room(link)))
             return true;
     }
     return atomic_load(&agent->new_links) || atomic_load(&agent->presence_changed);

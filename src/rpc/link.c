@@ -255,6 +255,8 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
         td__io_ring(link);
     if (done)
         td__message_free(message);
+    else if (link->local && td__link_has_room(link))
+        td__link_flush(link); /* the thread that leads may not have seen that the link is blocked */
     return open ? TD_OK : TD_ERR_PEER;
 }
 

@@ -66,6 +66,12 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message);
 /** Writes messages that did not fit before; on any thread. */
 void td__link_flush(struct td__rpc_link *link);
 
+/** Whether there is room in the ring of a local link for a message that did not fit before. */
+static inline bool td__link_has_room(const struct td__rpc_link *link)
+{
+    return atomic_load(&link->blocked) && td__byte_ring_has_room(&link->rings.out);
+}
+
 /** Reads what is there, and passes complete messages to td__agent_receive(). True if there was something. On the thread
  *  that leads. */
 bool td__link_read(struct td__rpc_link *link);
