@@ -1,0 +1,477 @@
+/* Remote calls between two workers of one host.
+ *
+ *     caller   worker "a": makes the calls, and prints
+ *     callee   worker "b": its main thread waits in the graceful shutdown, the agent's threads serve
+ *
+ * A row is one kind of call, repeated for about --ms milliseconds, and has the median and the best of its
+ * repetitions. The rows that end with _tcp are measured by another pair of workers with TANDEM_TRANSPORT=tcp; beside
+ * them, tcp_ping_pong sends 64 bytes there and back between the same two processes over a plain loopback connection,
+ * with blocking calls.
+ *
+ * peers/rpc_torch.py does the same, step by step, with torch.distributed.rpc. */
+#include "measure.h"
+
+#include "base/clock.h"
+
+#include <tandem/tandem.h>
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    MOST = 1 << 20, /* repetitions of a row */
+    IN_FLIGHT = 100,
+    BATCH = 2000, /* calls of a repetition of calls_in_flight */
+    REFERENCES = 100,
+    SILENCE_MS = 50,
+    IDLE_MS = 1000,
+    PING = 64, /* bytes */
+};
+
+#define ELEMENTS (16 << 20) /* f32: 64 MiB */
+
+struct bench {
+    int64_t time_ns; /* of a row, about */
+    bool table;
+    bool tcp;
+    bool pinned;
+    int processors[2]; /* of the workers, if pinned */
+    const char *const *only;
+    int only_count;
+    pid_t callee;
+    td_tensor *tensor;
+    td_rref *counter;
+    int ping; /* a connected socket, whose other end is the callee */
+    int64_t *times;
+    size_t count;
+};
+
+static td_value *checked(td_value *value)
+{
+    if (!value)
+        bench_die("%s", td_last_error());
+    return value;
+}
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+/* ---- What the callee serves ------------------------------------------------------------------- */
+
+static td_value *increment(td_rpc_call *call, td_value *const *args, int count)
+{
+    int64_t x;
+    (void)call, (void)count;
+    return td_value_int(args[0], &x) ? NULL : td_value_of(x + 1);
+}
+
+static td_value *first(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)count;
+    return td_value_of(*(const float *)td_tensor_data(td_value_tensor(args[0])));
+}
+
+static td_value *sum(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)count;
+    return td_value_of(td_item(td_sum(td_value_tensor(args[0]))));
+}
+
+static td_value *same(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)count;
+    return args[0];
+}
+
+static td_value *process(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    return td_value_of(getpid());
+}
+
+static void *new_counter(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    return calloc(1, sizeof(int64_t));
+}
+
+static td_value *count_up(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)args, (void)count;
+    return td_value_of(++*(int64_t *)td_rpc_call_self(call));
+}
+
+/* Sends back what it gets, until the other end closes. */
+static void *send_back(void *arg)
+{
+    int listener = (int)(intptr_t)arg, fd = accept(listener, NULL, NULL), one = 1;
+    char bytes[PING];
+    close(listener);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    while (recv(fd, bytes, PING, MSG_WAITALL) == PING && send(fd, bytes, PING, 0) == PING)
+        ;
+    close(fd);
+    return NULL;
+}
+
+static td_value *ping_port(td_rpc_call *call, td_value *const *args, int count)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    pthread_t thread;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    (void)call, (void)args, (void)count;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) || listen(fd, 1) ||
+        getsockname(fd, (struct sockaddr *)&address, &size) ||
+        pthread_create(&thread, NULL, send_back, (void *)(intptr_t)fd)) {
+        td_fail(TD_ERR_SYSTEM, "ping_port: %s", strerror(errno));
+        return NULL;
+    }
+    pthread_detach(thread);
+    return td_value_of(ntohs(address.sin_port));
+}
+
+static void register_all(void)
+{
+    static const td_rpc_method methods[] = {{"count_up()", count_up}, {0}};
+    static const td_rpc_class counter = {
+        .signature = "Counter()", .create = new_counter, .destroy = free, .methods = methods};
+    bench_check(td_rpc_register("increment(x: int)", increment, NULL));
+    bench_check(td_rpc_register("first(x: tensor)", first, NULL));
+    bench_check(td_rpc_register("sum(x: tensor)", sum, NULL));
+    bench_check(td_rpc_register("same(x: tensor)", same, NULL));
+    bench_check(td_rpc_register("process()", process, NULL));
+    bench_check(td_rpc_register("ping_port()", ping_port, NULL));
+    bench_check(td_rpc_register_class(&counter));
+}
+
+/* ---- The rows --------------------------------------------------------------------------------- */
+
+/* Each function is one repetition, and returns its time in nanoseconds. */
+
+static int64_t call_once(struct bench *bench)
+{
+    TD_SCOPE;
+    (void)bench;
+    int64_t start = td__now_ns();
+    checked(td_rpc_sync("b", "increment", TD_ARGS(1), NULL));
+    return td__now_ns() - start;
+}
+
+static int64_t call_asleep(struct bench *bench)
+{
+    sleep_ms(SILENCE_MS);
+    return call_once(bench);
+}
+
+static void finish(td_future *future)
+{
+    TD_SCOPE;
+    checked(td_future_wait(future, 0));
+    td_future_release(future);
+}
+
+static td_future *begin(void)
+{
+    TD_SCOPE;
+    td_future *future = td_rpc_async("b", "increment", TD_ARGS(1), NULL);
+    if (!future)
+        bench_die("%s", td_last_error());
+    return td_future_retain(future);
+}
+
+/* Of one call, while IN_FLIGHT others are in flight. */
+static int64_t calls_in_flight(struct bench *bench)
+{
+    td_future *futures[IN_FLIGHT];
+    (void)bench;
+    for (int i = 0; i < IN_FLIGHT; i++)
+        futures[i] = begin();
+    int64_t start = td__now_ns();
+    for (int i = 0; i < BATCH; i++) {
+        finish(futures[i % IN_FLIGHT]);
+        futures[i % IN_FLIGHT] = begin();
+    }
+    int64_t end = td__now_ns();
+    for (int i = 0; i < IN_FLIGHT; i++)
+        finish(futures[i]);
+    return (end - start) / BATCH;
+}
+
+static int64_t send_tensor(td_tensor *tensor, const char *function, bool copy)
+{
+    TD_SCOPE;
+    int64_t start = td__now_ns();
+    td_value *result = checked(
+        td_rpc_sync("b", function, TD_ARGS(tensor), &(td_rpc_call_options){.copy = copy}));
+    int64_t time = td__now_ns() - start;
+    double number;
+    if (td_value_kind_of(result) != TD_VALUE_TENSOR &&
+        (td_value_float(result, &number) || number < 1))
+        bench_die("%s returned %g", function, number);
+    return time;
+}
+
+static int64_t first_byte(struct bench *bench)
+{
+    return send_tensor(bench->tensor, "first", false);
+}
+
+/* Of memory that has not been sent before, as far as the allocator has some. */
+static int64_t first_byte_new(struct bench *bench)
+{
+    TD_SCOPE;
+    (void)bench;
+    return send_tensor(td_ones(TD_SHAPE(ELEMENTS), TD_F32), "first", false);
+}
+
+static int64_t sum_by_reference(struct bench *bench)
+{
+    return send_tensor(bench->tensor, "sum", false);
+}
+
+static int64_t there_and_back(struct bench *bench)
+{
+    return send_tensor(bench->tensor, "same", false);
+}
+
+static int64_t there_and_back_by_value(struct bench *bench)
+{
+    return send_tensor(bench->tensor, "same", true);
+}
+
+/* Of one reference, when the callee has made and dropped all of them. */
+static int64_t make_reference(struct bench *bench)
+{
+    int64_t start = td__now_ns();
+    for (int i = 0; i < REFERENCES; i++) {
+        TD_SCOPE;
+        if (!td_remote("b", "Counter", TD_NO_ARGS, NULL))
+            bench_die("%s", td_last_error());
+    }
+    call_once(bench);
+    return (td__now_ns() - start) / REFERENCES;
+}
+
+static int64_t call_method(struct bench *bench)
+{
+    TD_SCOPE;
+    int64_t start = td__now_ns();
+    checked(td_rref_sync(bench->counter, "count_up", TD_NO_ARGS, NULL));
+    return td__now_ns() - start;
+}
+
+static int64_t process_time(pid_t pid)
+{
+    clockid_t clock;
+    struct timespec time;
+    if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &time))
+        bench_die("the processor time of %d cannot be read", (int)pid);
+    return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
+}
+
+/* The processor time of the callee in a second without calls. */
+static int64_t idle(struct bench *bench)
+{
+    sleep_ms(SILENCE_MS);
+    int64_t before = process_time(bench->callee);
+    sleep_ms(IDLE_MS);
+    return process_time(bench->callee) - before;
+}
+
+static int64_t ping_pong(struct bench *bench)
+{
+    char bytes[PING] = {0};
+    int64_t start = td__now_ns();
+    if (send(bench->ping, bytes, PING, 0) != PING ||
+        recv(bench->ping, bytes, PING, MSG_WAITALL) != PING)
+        bench_die("ping-pong: %s", strerror(errno));
+    return td__now_ns() - start;
+}
+
+enum unit { US, MS, PER_S };
+
+static const struct row {
+    const char *what;
+    enum unit unit;
+    int64_t (*once)(struct bench *bench);
+    bool tcp;     /* between the workers with TANDEM_TRANSPORT=tcp */
+    int at_least; /* repetitions */
+} rows[] = {
+    {"call", US, call_once, false, 1000},
+    {"call_asleep", US, call_asleep, false, 20},
+    {"calls_in_flight", PER_S, calls_in_flight, false, 5},
+    {"first_byte", US, first_byte, false, 20},
+    {"first_byte_new", US, first_byte_new, false, 5},
+    {"sum_by_reference", MS, sum_by_reference, false, 5},
+    {"there_and_back", US, there_and_back, false, 20},
+    {"there_and_back_by_value", MS, there_and_back_by_value, false, 5},
+    {"reference", US, make_reference, false, 5},
+    {"method", US, call_method, false, 1000},
+    {"idle", US, idle, false, 1},
+    {"call_tcp", US, call_once, true, 1000},
+    {"calls_in_flight_tcp", PER_S, calls_in_flight, true, 5},
+    {"there_and_back_tcp", MS, there_and_back, true, 5},
+    {"tcp_ping_pong", US, ping_pong, true, 1000},
+};
+
+enum { ROWS = sizeof rows / sizeof *rows };
+
+/* ---- Measuring -------------------------------------------------------------------------------- */
+
+static double in_unit(enum unit unit, int64_t ns)
+{
+    return unit == US ? (double)ns / 1e3 : unit == MS ? (double)ns / 1e6 : 1e9 / (double)ns;
+}
+
+static void print_row(const struct bench *bench, const struct row *row)
+{
+    static const char *const units[] = {"us", "ms", "per_s"};
+    printf(bench->table ? "%-26s %6s %12.2f %12.2f %9zu\n"
+                        : "{\"peer\":\"tandem\",\"what\":\"%s\",\"unit\":\"%s\",\"median\":%.2f,"
+                          "\"best\":%.2f,\"repetitions\":%zu}\n",
+           row->what, units[row->unit],
+           in_unit(row->unit, bench_at(bench->times, bench->count, 0.5)),
+           in_unit(row->unit, bench->times[0]), bench->count);
+    fflush(stdout);
+}
+
+static bool is_wanted(const struct bench *bench, const struct row *row)
+{
+    bool wanted = !bench->only_count;
+    for (int i = 0; i < bench->only_count; i++)
+        wanted |= !strcmp(bench->only[i], row->what);
+    return wanted && row->tcp == bench->tcp;
+}
+
+static void measure(struct bench *bench, const struct row *row)
+{
+    int64_t end = td__now_ns() + bench->time_ns / 5;
+    if (row->once != idle)
+        do
+            row->once(bench);
+        while (td__now_ns() < end);
+    end = td__now_ns() + bench->time_ns;
+    bench->count = 0;
+    while (bench->count < MOST && ((int)bench->count < row->at_least || td__now_ns() < end))
+        bench->times[bench->count++] = row->once(bench);
+    bench_sort(bench->times, bench->count);
+    print_row(bench, row);
+}
+
+static int connect_ping(void)
+{
+    TD_SCOPE;
+    int64_t port = 0;
+    bench_check(td_value_int(checked(td_rpc_sync("b", "ping_port", TD_NO_ARGS, NULL)), &port));
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)port),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one))
+        bench_die("connect: %s", strerror(errno));
+    return fd;
+}
+
+static void measure_all(struct bench *bench)
+{
+    int64_t pid = 0;
+    bench_check(td_value_int(checked(td_rpc_sync("b", "process", TD_NO_ARGS, NULL)), &pid));
+    bench->callee = (pid_t)pid;
+    bench->tensor = td_ones(TD_SHAPE(ELEMENTS), TD_F32);
+    bench->counter = td_remote("b", "Counter", TD_NO_ARGS, NULL);
+    bench->times = malloc(MOST * sizeof *bench->times);
+    if (!bench->tensor || !bench->counter || !bench->times)
+        bench_die("%s", td_last_error());
+    memset(bench->times, 1, MOST * sizeof *bench->times); /* faults the pages in */
+    bench->ping = bench->tcp ? connect_ping() : -1;
+    for (int r = 0; r < ROWS; r++)
+        if (is_wanted(bench, &rows[r]))
+            measure(bench, &rows[r]);
+    if (bench->ping >= 0)
+        close(bench->ping);
+    td_rref_release(bench->counter);
+    td_tensor_release(bench->tensor);
+    free(bench->times);
+}
+
+static td_status run_worker(int rank, void *arg)
+{
+    struct bench *bench = arg;
+    if (bench->pinned) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(bench->processors[rank], &set);
+        if (sched_setaffinity(0, sizeof set, &set))
+            bench_die("processor %d: %s", bench->processors[rank], strerror(errno));
+    }
+    bench_check(td_set_num_threads(1));
+    register_all();
+    bench_check(td_init_rpc(rank ? "b" : "a", NULL));
+    if (rank == 0)
+        measure_all(bench);
+    return td_rpc_shutdown(NULL);
+}
+
+static const char usage[] =
+    "usage: bench_rpc [OPTION…] [WHAT…]\n"
+    "\n"
+    "Measures remote calls between two workers of this host. WHAT is a row, all of them by default;\n"
+    "bench/README.md explains them. Prints one line of JSON for each.\n"
+    "\n"
+    "  --table          a table instead of JSON\n"
+    "  --ms N           approximate time of each row (300)\n"
+    "  --pin A,B        the caller on processor A, the callee on processor B\n";
+
+static struct bench read_options(int argc, char **argv, const char **only)
+{
+    struct bench bench = {.time_ns = 300000000, .only = only};
+    for (int i = 1; i < argc; i++) {
+        int row = 0;
+        while (row < ROWS && strcmp(rows[row].what, argv[i]) != 0)
+            row++;
+        if (!strcmp(argv[i], "--table"))
+            bench.table = true;
+        else if (!strcmp(argv[i], "--ms"))
+            bench.time_ns = bench_number(argv[i], argv[i + 1], 1) * INT64_C(1000000), i++;
+        else if (!strcmp(argv[i], "--pin") && argv[i + 1] &&
+                 sscanf(argv[i + 1], "%d,%d", &bench.processors[0], &bench.processors[1]) == 2)
+            bench.pinned = true, i++;
+        else if (row < ROWS)
+            only[bench.only_count++] = argv[i];
+        else {
+            bool help = !strcmp(argv[i], "--help") || !strcmp(argv[i], "-h");
+            fputs(usage, help ? stdout : stderr);
+            exit(help ? 0 : 2);
+        }
+    }
+    return bench;
+}
+
+int main(int argc, char **argv)
+{
+    const char **only = calloc((size_t)argc, sizeof *only);
+    struct bench bench = read_options(argc, argv, only);
+    if (bench.table)
+        printf("%-26s %6s %12s %12s %9s\n", "", "unit", "median", "best", "count");
+    for (int tcp = 0; tcp < 2; tcp++) {
+        bool any = false;
+        bench.tcp = tcp;
+        for (int r = 0; r < ROWS; r++)
+            any |= is_wanted(&bench, &rows[r]);
+        if (tcp)
+            setenv("TANDEM_TRANSPORT", "tcp", 1);
+        if (any)
+            bench_check(td_spawn(run_worker, &bench, 2, NULL));
+    }
+    free(only);
+    return 0;
+}
