@@ -211,6 +211,22 @@ static bool go_to_sleep(struct td__rpc_agent *agent)
     return !atomic_load(&agent->missed) || !take_lead(agent, false);
 }
 
+/* Whether another process that is awake runs on this processor: it needs it, and a spin would only delay it. The kernel
+ * leaves two workers on one processor for seconds where a third process keeps another one busy. */
+static bool shares_processor(struct td__rpc_agent *agent)
+{
+    int own = sched_getcpu() + 1;
+    if (atomic_load_explicit(&agent->control->processor, memory_order_relaxed) != own)
+        atomic_store_explicit(&agent->control->processor, own, memory_order_relaxed);
+    for (int i = 0; i < agent->link_count && !agent->oversubscribed; i++) {
+        struct td__rpc_control *control = agent->links[i]->control;
+        if (control && atomic_load_explicit(&control->processor, memory_order_relaxed) == own &&
+            atomic_load_explicit(&control->awake, memory_order_relaxed))
+            return true;
+    }
+    return agent->oversubscribed;
+}
+
 /* ---- Threads --------------------------------------------------------------------------------- */
 
 static void *serve_all(void *arg);
@@ -325,7 +341,7 @@ static void lead(struct td__rpc_agent *agent)
                 yield_lead(agent);
                 return;
             } else if (atomic_load(&agent->stopping) ||
-                       !td__backoff(&backoff, agent->oversubscribed))
+                       !td__backoff(&backoff, shares_processor(agent)))
                 break;
             else
                 td__pause_processor();
@@ -463,7 +479,7 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__d
                 td__io_wake(agent);
             if (!td__future_is_complete(future) && td__deadline_passed(deadline))
                 break;
-        } else if (!td__backoff(backoff, agent->oversubscribed)) {
+        } else if (!td__backoff(backoff, shares_processor(agent))) {
             break;
         } else {
             td__pause_processor();
