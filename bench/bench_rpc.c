@@ -334,11 +334,12 @@ static double in_unit(enum unit unit, int64_t ns)
 static void print_row(const struct bench *bench, const struct row *row)
 {
     static const char *const units[] = {"us", "ms", "per_s"};
-    printf(bench->table ? "%-26s %6s %12.2f %12.2f %9zu\n"
+    char what[64];
+    snprintf(what, sizeof what, "%s%s", row->what, bench->pinned ? "_pinned" : "");
+    printf(bench->table ? "%-30s %6s %12.2f %12.2f %9zu\n"
                         : "{\"peer\":\"tandem\",\"what\":\"%s\",\"unit\":\"%s\",\"median\":%.2f,"
                           "\"best\":%.2f,\"repetitions\":%zu}\n",
-           row->what, units[row->unit],
-           in_unit(row->unit, bench_at(bench->times, bench->count, 0.5)),
+           what, units[row->unit], in_unit(row->unit, bench_at(bench->times, bench->count, 0.5)),
            in_unit(row->unit, bench->times[0]), bench->count);
     fflush(stdout);
 }
@@ -461,7 +462,7 @@ int main(int argc, char **argv)
     const char **only = calloc((size_t)argc, sizeof *only);
     struct bench bench = read_options(argc, argv, only);
     if (bench.table)
-        printf("%-26s %6s %12s %12s %9s\n", "", "unit", "median", "best", "count");
+        printf("%-30s %6s %12s %12s %9s\n", "", "unit", "median", "best", "count");
     for (int tcp = 0; tcp < 2; tcp++) {
         bool any = false;
         bench.tcp = tcp;
