@@ -75,6 +75,7 @@ static inline bool td__yield(int64_t *now)
 struct td__backoff {
     int64_t begun;      /* the time of the first unsuccessful poll; 0: none yet */
     int64_t rest_until; /* no yields before that time */
+    int64_t yield_ns;   /* how long it yields; 0: TD__YIELD_NS */
 };
 
 /** After an unsuccessful poll: returns true for the next poll, or false if the caller should sleep. The caller sets
@@ -86,7 +87,8 @@ static inline bool td__backoff(struct td__backoff *backoff, bool oversubscribed)
         backoff->begun = now;
     if (!oversubscribed && now < backoff->begun + TD__SPIN_NS)
         return true;
-    if (now >= backoff->begun + TD__YIELD_NS || now < backoff->rest_until)
+    if (now >= backoff->begun + (backoff->yield_ns ? backoff->yield_ns : TD__YIELD_NS) ||
+        now < backoff->rest_until)
         return false;
     if (!td__yield(&now))
         backoff->rest_until = now + TD__YIELD_REST_NS;

@@ -34,6 +34,8 @@
 
 enum {
     TICK_NS = 200000,
+    WAIT_NS =
+        200000, /* a thread that waits for a future yields until then: longer than it takes to wake the callee */
     LONG_NS = 100000, /* a function that runs for longer does so beside the thread that leads */
     EVENTS = 16,
     THREADS_AT_ONCE = 16,
@@ -498,7 +500,7 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__d
 
 void td__io_poll(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline)
 {
-    struct td__backoff backoff = {0};
+    struct td__backoff backoff = {.yield_ns = WAIT_NS};
     atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
     while (!td__future_is_complete(future)) {
         bool ran = atomic_load(&agent->lead) == (this_thread() | RUNS);
