@@ -16,6 +16,8 @@
 #include <tandem/tandem.h>
 
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <inttypes.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
@@ -277,8 +279,41 @@ static int64_t process_time(pid_t pid)
     return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
 }
 
-/* The processor time of the callee in a second without calls. */
+/* The processor time of the agent's threads in a process. */
+static int64_t agent_time(pid_t pid)
+{
+    char path[300], name[32];
+    int64_t total = 0, time;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *folder = opendir(path);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        snprintf(path, sizeof path, "/proc/%d/task/%s/comm", (int)pid, entry->d_name);
+        FILE *file = fopen(path, "r");
+        bool is_agent = file && fgets(name, sizeof name, file) && !strcmp(name, "td-rpc\n");
+        if (file)
+            fclose(file);
+        snprintf(path, sizeof path, "/proc/%d/task/%s/schedstat", (int)pid, entry->d_name);
+        if (!is_agent || !(file = fopen(path, "r")))
+            continue;
+        if (fscanf(file, "%" SCNd64, &time) == 1)
+            total += time;
+        fclose(file);
+    }
+    if (folder)
+        closedir(folder);
+    return total;
+}
+
+/* The processor time in a second without calls: of the callee's agent, and of the whole callee. */
 static int64_t idle(struct bench *bench)
+{
+    sleep_ms(SILENCE_MS);
+    int64_t before = agent_time(bench->callee);
+    sleep_ms(IDLE_MS);
+    return agent_time(bench->callee) - before;
+}
+
+static int64_t idle_process(struct bench *bench)
 {
     sleep_ms(SILENCE_MS);
     int64_t before = process_time(bench->callee);
@@ -316,6 +351,7 @@ static const struct row {
     {"reference", US, make_reference, false, 5},
     {"method", US, call_method, false, 1000},
     {"idle", US, idle, false, 1},
+    {"idle_process", US, idle_process, false, 1},
     {"call_tcp", US, call_once, true, 1000},
     {"calls_in_flight_tcp", PER_S, calls_in_flight, true, 5},
     {"there_and_back_tcp", MS, there_and_back, true, 5},
@@ -355,7 +391,7 @@ static bool is_wanted(const struct bench *bench, const struct row *row)
 static void measure(struct bench *bench, const struct row *row)
 {
     int64_t end = td__now_ns() + bench->time_ns / 5;
-    if (row->once != idle)
+    if (row->once != idle && row->once != idle_process)
         do
             row->once(bench);
         while (td__now_ns() < end);

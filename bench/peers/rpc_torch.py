@@ -116,7 +116,7 @@ class Rows:
         self.counter.rpc_sync().count_up()
         return monotonic_ns() - start
 
-    def idle(self):
+    def idle_process(self):
         time.sleep(SILENCE_S)
         before = time.clock_gettime_ns(self.clock)
         time.sleep(IDLE_S)
@@ -135,7 +135,7 @@ ROWS = {
     "there_and_back_by_value": ("ms", Rows.there_and_back, False, 5),
     "reference": ("us", Rows.reference, False, 5),
     "method": ("us", Rows.method, False, 1000),
-    "idle": ("us", Rows.idle, False, 1),
+    "idle_process": ("us", Rows.idle_process, False, 1),
     "call_tcp": ("us", Rows.call, True, 1000),
     "calls_in_flight_tcp": ("per_s", Rows.calls_in_flight, True, 2),
     "there_and_back_tcp": ("ms", Rows.there_and_back, True, 5),
@@ -146,7 +146,7 @@ IN_UNIT = {"us": lambda ns: ns / 1e3, "ms": lambda ns: ns / 1e6, "per_s": lambda
 def measure(rows, what, seconds, ending):
     unit, once, _, at_least = ROWS[what]
     end = monotonic_ns() + seconds / 5 * 1e9
-    while what != "idle":
+    while what != "idle_process":
         once(rows)
         if monotonic_ns() >= end:
             break
@@ -212,7 +212,7 @@ def main():
         parser.add_argument(name, type=int if name == "--rank" else str, help=argparse.SUPPRESS)
     parser.add_argument("--tcp", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    unknown = set(arguments.what) - set(ROWS) - {"tcp_ping_pong"}
+    unknown = set(arguments.what) - set(ROWS) - {"idle", "tcp_ping_pong"}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(ROWS)}")
     if arguments.rank is not None:
