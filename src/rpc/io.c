@@ -226,7 +226,9 @@ static bool shares_processor(struct td__rpc_agent *agent)
             atomic_load_explicit(&control->awake, memory_order_relaxed))
             return true;
     }
-    return agent->oversubscribed;
+    /* Of a worker behind a socket this is not known. A poll is a system call there, a yield costs little beside it. */
+    return agent->oversubscribed ||
+           atomic_load_explicit(&agent->socket_links, memory_order_relaxed);
 }
 
 /* ---- Threads --------------------------------------------------------------------------------- */
