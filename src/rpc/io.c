@@ -164,7 +164,7 @@ static bool poll_all(struct td__rpc_agent *agent)
         if (hup || (link->local && td__byte_ring_has_bytes(&link->rings.in)))
             found |= td__link_read(link);
         if (atomic_load_explicit(&link->blocked, memory_order_relaxed) && link->local)
-            td__link_flush(link);
+            found |= td__link_flush(link);
         if (hup && link->local)
             link->ended = true; /* after its last bytes */
         if (link->ended) {

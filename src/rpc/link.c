@@ -21,8 +21,9 @@
 enum {
     HELLO = 0x63707274, /* "trpc" */
     BUFFER_SIZE = 64 * 1024,
-    SEGMENTS = 16, /* of one sendmsg() */
-    READS = 64,    /* of one link before it is the next one's turn */
+    SEGMENTS = 16,                      /* of one sendmsg() */
+    READS = 64,                         /* of one link before it is the next one's turn */
+    RING_STEP = TD__BYTE_RING_SIZE / 4, /* both ends of a ring copy at the same time */
 };
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -189,14 +190,15 @@ static bool write_ring(struct td__rpc_link *link, struct td__message *message)
     while (message->written < message->size) {
         size_t size;
         const void *bytes = td__message_next(message, &size);
+        size = size < RING_STEP ? size : RING_STEP;
         size_t written = td__byte_ring_write(ring, bytes, size);
         if (written == SIZE_MAX)
             return false;
         message->written += written;
-        if (written == size)
+        if (written == size && size < RING_STEP)
             continue;
         td__byte_ring_publish(ring);
-        if (!td__byte_ring_await_room(ring))
+        if (written < size && !td__byte_ring_await_room(ring))
             break;
     }
     td__byte_ring_publish(ring);
@@ -260,7 +262,7 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
     return open ? TD_OK : TD_ERR_PEER;
 }
 
-void td__link_flush(struct td__rpc_link *link)
+bool td__link_flush(struct td__rpc_link *link)
 {
     bool wrote = false;
     struct td__message *done = NULL;
@@ -289,6 +291,7 @@ void td__link_flush(struct td__rpc_link *link)
     }
     if (link->local && wrote)
         td__io_ring(link);
+    return wrote;
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -352,6 +355,8 @@ static bool read_ring(struct td__rpc_link *link)
     size_t size = td__byte_ring_peek_all(ring, &bytes);
     if (!size)
         return false;
+    if (size != SIZE_MAX && size > RING_STEP)
+        size = RING_STEP;
     if (size == SIZE_MAX || !take(link, bytes, size)) {
         link->ended = true;
         return true;

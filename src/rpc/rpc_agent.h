@@ -64,8 +64,8 @@ struct td__rpc_link {
 /** Sends a message, which it owns, also on failure. After TD__MESSAGE_LEAVE, none is sent. */
 td_status td__link_send(struct td__rpc_link *link, struct td__message *message);
 
-/** Writes messages that did not fit before; on any thread. */
-void td__link_flush(struct td__rpc_link *link);
+/** Writes messages that did not fit before; on any thread. True if it wrote something. */
+bool td__link_flush(struct td__rpc_link *link);
 
 /** Whether there is room in the ring of a local link for a message that did not fit before. */
 static inline bool td__link_has_room(const struct td__rpc_link *link)
