@@ -178,13 +178,15 @@ static void in_child(void *arg)
     rpc_check_fails("w0", "add", TD_ARGS(1), NULL, TD_ERR_STATE, "no worker");
     CHECK_FAILS(td_worker_find(NULL, &info), TD_ERR_STATE, "no worker");
     CHECK_FAILS(td_rpc_shutdown(NULL), TD_ERR_STATE, "no worker");
-    unsetenv("TANDEM_AGENT_STORE");
+#if !defined(__SANITIZE_THREAD__) /* which forbids new threads in a child */
     td_store *store = NULL;
     CHECK_OK(td_hash_store_open(&store));
     CHECK_OK(td_init_rpc("child", &(td_rpc_options){.store = store, .world_size = 1}));
     CHECK_EQ(rpc_int("child", "add", TD_ARGS(1)), 11);
     CHECK_OK(td_rpc_shutdown(NULL));
     CHECK_OK(td_store_close(store));
+#endif
+    _exit(0); /* with what was the parent's */
 }
 
 static void *wait_in_parent(void *future)
