@@ -270,7 +270,7 @@ static td_value *map_of(int count)
 {
     td_value *map = td_value_map(), *nil = td_value_nil();
     for (int i = 0; i < count; i++) {
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "%05d", i);
         CHECK(td_value_set(map, key, nil));
     }
