@@ -424,7 +424,6 @@ TEST(values_that_cannot_be_sent)
              "the values are nested deeper than 64");
     td_tensor *t = td_zeros(TD_SHAPE(1), TD_F32);
     fails_at(TD_ARGS(t, t, t, t, t), TD_ERR_INVALID, "[4]: more than 4 tensors");
-    td_future_release(future);
 }
 
 /* Objects count twice in the depth, for themselves and their pair: the encoder refuses what the decoder would. */
