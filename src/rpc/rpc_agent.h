@@ -29,7 +29,7 @@
 struct td__rpc_control {
     _Atomic uint32_t awake; /* a thread reads the rings */
     _Atomic uint32_t rung;  /* a byte that wakes the agent is under way */
-    _Atomic int processor;  /* on which the thread that reads ran when it last found nothing, plus one; 0: none yet */
+    _Atomic int processor;  /* of the thread that reads, plus one; 0: not known */
 };
 
 struct td__rpc_link {
