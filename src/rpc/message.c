@@ -419,6 +419,16 @@ struct td__reader td__incoming_body(const struct td__incoming *incoming)
     return td__reader_of(incoming->bytes + incoming->header.records, incoming->header.body);
 }
 
+td_status td__incoming_own(struct td__incoming *incoming)
+{
+    for (uint32_t i = 0; incoming->header.copy && i < incoming->header.tensors; i++) {
+        td_tensor *tensor = incoming->tensors ? incoming->tensors[i] : NULL;
+        if (tensor && td__storage_is_borrowed(tensor->storage))
+            TD_TRY(td__storage_unshare(tensor->storage));
+    }
+    return TD_OK;
+}
+
 static td_tensor *get_tensor(void *arg, uint32_t number)
 {
     struct td__incoming *incoming = arg;

@@ -37,7 +37,7 @@ enum td__message_kind {
 
 struct td__message_header {
     uint8_t kind;
-    uint8_t copy;        /* request: the result's tensors by value */
+    uint8_t copy;        /* tensors by value: the receiver copies those that are lent */
     uint16_t depth;      /* request: how deep calls are nested */
     uint32_t tensors;    /* records */
     uint32_t records;    /* bytes of these records, and of those of references */
@@ -142,6 +142,9 @@ void *td__incoming_next(struct td__incoming *incoming, size_t *size);
 
 /** `size` bytes are there. */
 void td__incoming_advance(struct td__incoming *incoming, size_t size);
+
+/** Gives its tensors memory of their own, if the sender has asked for that. Before they are used. */
+td_status td__incoming_own(struct td__incoming *incoming);
 
 /** The value of `size` bytes of its body, with one reference; NULL on failure. */
 td_value *td__incoming_value(struct td__incoming *incoming, const void *bytes, size_t size);

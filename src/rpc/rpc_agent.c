@@ -140,7 +140,8 @@ static void receive_reply(struct td__rpc_agent *agent, struct td__incoming *inco
     const char *name = td__worker_name_of(agent, incoming->from);
     char text[TD__ERROR_TEXT];
     if (incoming->status || incoming->header.kind == TD__MESSAGE_REPLY) {
-        td_value *value = incoming->status || td__context_receive(incoming)
+        td_value *value = incoming->status || td__incoming_own(incoming) ||
+                                  td__context_receive(incoming)
                               ? NULL
                               : td__incoming_value(incoming, body.at, (size_t)(body.end - body.at));
         if (value) {

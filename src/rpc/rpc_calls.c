@@ -290,7 +290,7 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
         td__call_begin(agent, to, strncmp(function, "td.", 3) ? function : call, timeout_ms,
                        &future, &id))
         return NULL;
-    bool near = to != agent->rank && !options->copy && td__worker_is_near(agent, to);
+    bool near = to != agent->rank && td__worker_is_near(agent, to);
     struct td__message *message = td__message_create(agent, to, near);
     if (message)
         message->records = td__current_context;

@@ -108,8 +108,8 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
 {
     struct td__rpc_agent *agent = call->agent;
     struct td__message_header header = {
-        .kind = TD__MESSAGE_REPLY, .id = call->id, .context = call->context};
-    bool lend = call->from != agent->rank && !call->copy && td__worker_is_near(agent, call->from);
+        .kind = TD__MESSAGE_REPLY, .id = call->id, .context = call->context, .copy = call->copy};
+    bool lend = call->from != agent->rank && td__worker_is_near(agent, call->from);
     struct td__message *message = td__message_create(agent, call->from, lend);
     if (message)
         message->records = call->context;
@@ -261,7 +261,8 @@ void td__serve_run(struct td_rpc_call *call)
     td__current_context = call->context;
     if (!td_rpc_call_is_cancelled(call) || is_own(call->incoming)) {
         TD_SCOPE;
-        bool valid = !check_call(call) && !td__context_receive(call->incoming) &&
+        bool valid = !check_call(call) && !td__incoming_own(call->incoming) &&
+                     !td__context_receive(call->incoming) &&
                      !read_request(call->incoming, &function, &args, &kwargs);
         call->entry = valid ? find_function(function.data, function.size) : NULL;
         td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs)
