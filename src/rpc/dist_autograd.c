@@ -545,7 +545,7 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
         struct td__error error;
         td__error_save(&error);
         for (int r = 0; r < agent->size; r++)
-            if (r != agent->rank && context->workers[r])
+            if (r != agent->rank && td__context_reaches(context, r))
                 td_future_release(
                     start_on(agent, r, "td.backward_fail", context->id, number, error.text));
         fail_pass(context, number, error.status, error.text);

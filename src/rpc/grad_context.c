@@ -114,6 +114,14 @@ void td__context_release(struct td__grad_context *context)
     free(context);
 }
 
+bool td__context_reaches(struct td__grad_context *context, int rank)
+{
+    pthread_mutex_lock(&context->lock);
+    bool reaches = context->workers[rank];
+    pthread_mutex_unlock(&context->lock);
+    return reaches;
+}
+
 /* Tells a worker that a context has ended. The answer is not needed. */
 static void send_end(struct td__rpc_agent *agent, int rank, uint64_t id)
 {
@@ -137,7 +145,7 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
         return;
     struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
     for (int r = 0; r < agent->size; r++)
-        if (r != agent->rank && context->workers[r])
+        if (r != agent->rank && td__context_reaches(context, r))
             send_end(agent, r, id);
     td__context_release(context);
 }

@@ -43,6 +43,9 @@ extern _Thread_local uint64_t td__current_context;
 struct td__grad_context *td__context_find(struct td__rpc_agent *agent, uint64_t id, bool add);
 void td__context_release(struct td__grad_context *context);
 
+/** Whether calls were made to a worker in it. */
+bool td__context_reaches(struct td__grad_context *context, int rank);
+
 /** Frees a context here, and on the workers to which calls were made in it. */
 void td__context_end(struct td__rpc_agent *agent, uint64_t id);
 

@@ -70,7 +70,7 @@ td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, 
     }
     lent->to = to;
     pthread_mutex_lock(&agent->lease_lock);
-    lent->number = ++agent->last_lease;
+    *number = lent->number = ++agent->last_lease;
     lent->node.key = (const char *)&lent->number;
     lent->node.key_size = sizeof lent->number;
     bool added = td__map_insert(&agent->leases, &lent->node);
@@ -80,7 +80,6 @@ td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, 
         free(lent);
         return td__fail_nomem("rpc");
     }
-    *number = lent->number;
     return TD_OK;
 }
 
