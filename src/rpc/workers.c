@@ -4,7 +4,8 @@
  *
  *     epoch/RANK              the count
  *     card/EPOCH/RANK         the worker's name, and the card of its endpoint
- *     idle/EPOCH/ROUND/RANK   how many calls the worker had made and served when it had no work left */
+ *     idle/EPOCH/ROUND/RANK   how many calls the worker had made and served when it had no work left
+ *     kept/EPOCH/RANK         it has seen that no worker has work left, and borrows nothing any more */
 #include "base/fail.h"
 #include "os/socket.h"
 #include "peer/wait_event.h"
@@ -451,18 +452,32 @@ void td__workers_check(struct td__rpc_agent *agent)
 
 /* ---- Leaving --------------------------------------------------------------------------------- */
 
-/* Waits for the `idle` keys of all other workers that are present; -1 at the deadline, or the sum of their values. */
-static td_status await_round(struct td__rpc_agent *agent, int round, td__deadline deadline,
-                             uint64_t *activity)
+/* Whether a worker does not take part in another round: it has gone, or has seen that all are done. */
+static bool is_done(struct td__rpc_agent *agent, int rank)
 {
-    *activity = 0;
+    char key[KEY];
+    const char *at = key;
+    bool kept = false;
+    snprintf(key, sizeof key, "kept/%" PRId64 "/%d", agent->epoch, rank);
+    return rank != agent->rank && (td__endpoint_presence(agent->endpoint, rank) != TD__PRESENT ||
+                                   (!td_store_check(agent->store, &at, 1, &kept) && kept));
+}
+
+/* Publishes `value` as the key PHASE/RANK, and waits for the keys of all others that are not done: the sum of all. */
+static td_status pass_phase(struct td__rpc_agent *agent, const char *phase, uint64_t value,
+                            td__deadline deadline, uint64_t *sum)
+{
+    char key[KEY], text[32];
+    int length = snprintf(text, sizeof text, "%" PRIu64, value);
+    snprintf(key, sizeof key, "%s/%d", phase, agent->rank);
+    TD_TRY(td_store_set(agent->store, key, text, (size_t)length));
+    *sum = 0;
     for (int r = 0; r < agent->size; r++) {
-        td_bytes value = {0};
-        char key[KEY];
+        td_bytes bytes = {0};
         td_status status;
-        snprintf(key, sizeof key, "idle/%" PRId64 "/%d/%d", agent->epoch, round, r);
-        while ((status = td_store_get(agent->store, key, CHECK_MS, &value)) == TD_ERR_TIMEOUT) {
-            if (r != agent->rank && td__endpoint_presence(agent->endpoint, r) != TD__PRESENT)
+        snprintf(key, sizeof key, "%s/%d", phase, r);
+        while ((status = td_store_get(agent->store, key, CHECK_MS, &bytes)) == TD_ERR_TIMEOUT) {
+            if (is_done(agent, r))
                 break;
             if (td__deadline_passed(deadline))
                 return td_fail(
@@ -473,37 +488,36 @@ static td_status await_round(struct td__rpc_agent *agent, int round, td__deadlin
         if (status && status != TD_ERR_TIMEOUT)
             return status;
         if (!status)
-            *activity += strtoull(value.data, NULL, 10);
-        td_bytes_free(&value);
+            *sum += strtoull(bytes.data, NULL, 10);
+        td_bytes_free(&bytes);
     }
     return TD_OK;
 }
 
 /* All have left their work behind when each had none in two rounds, and no call was made in between: then there was a
- * moment between the rounds at which none was under way. */
+ * moment between the rounds at which none was under way. No function runs from then on, and borrowed tensors get
+ * memory of their own, before any worker frees what it has lent. */
 td_status td__workers_leave(struct td__rpc_agent *agent,
                             bool (*await_idle)(struct td__rpc_agent *agent, td__deadline deadline),
                             td__deadline deadline)
 {
-    uint64_t before = UINT64_MAX;
-    for (int round = 0;; round++) {
-        char key[KEY], value[32];
-        uint64_t own, activity;
+    char phase[KEY / 2];
+    uint64_t own, before, activity = UINT64_MAX;
+    int round = 0;
+    do {
+        before = activity;
         do { /* until it was idle at a moment at which it had made and served `own` calls */
             own = atomic_load(&agent->activity);
             if (!await_idle(agent, deadline))
                 return td_fail(TD_ERR_TIMEOUT, "td_rpc_shutdown: this worker still has calls that "
                                                "are not complete");
-            td__rpc_keep_borrowed();
         } while (atomic_load(&agent->activity) != own);
-        snprintf(key, sizeof key, "idle/%" PRId64 "/%d/%d", agent->epoch, round, agent->rank);
-        int length = snprintf(value, sizeof value, "%llu", (unsigned long long)own);
-        TD_TRY(td_store_set(agent->store, key, value, (size_t)length));
-        TD_TRY(await_round(agent, round, deadline, &activity));
-        if (activity == before)
-            return TD_OK;
-        before = activity;
-    }
+        snprintf(phase, sizeof phase, "idle/%" PRId64 "/%d", agent->epoch, round++);
+        TD_TRY(pass_phase(agent, phase, own, deadline, &activity));
+    } while (activity != before);
+    td__rpc_keep_borrowed();
+    snprintf(phase, sizeof phase, "kept/%" PRId64, agent->epoch);
+    return pass_phase(agent, phase, 0, deadline, &activity);
 }
 
 void td__workers_say_goodbye(struct td__rpc_agent *agent)
