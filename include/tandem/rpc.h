@@ -36,14 +36,11 @@ extern "C" {
 /* ---- Workers ------------------------------------------------------------------------------------ */
 
 #define TD_RPC_DEFAULT_TIMEOUT_MS 60000
-enum { TD_RPC_MAX_NAME = 128, TD_RPC_MAX_WORKERS = 65536, TD_RPC_MAX_NESTING = 256 };
+enum { TD_RPC_MAX_NAME = 128, TD_RPC_MAX_NESTING = 256 };
 
 typedef struct td_rpc_options {
-    int rank;       /* as in td_rendezvous_options */
-    int world_size; /* likewise */
-    bool
-        dynamic; /* workers come and go: there is no world size. Each gets the next free rank, and is
-                                found by its name from then on */
+    int rank;                /* as in td_rendezvous_options */
+    int world_size;          /* likewise */
     const char *init_method; /* NULL: as td_rendezvous() has it */
     td_store
         *store; /* instead of an init method; must stay open until shutdown. With it, `rank` and
@@ -57,10 +54,10 @@ typedef struct td_rpc_options {
 
 /**
  * Makes this process the worker `name` (letters, digits, '_', '-', '.', ':' and '/', at most TD_RPC_MAX_NAME), and
- * returns when all workers of the world have joined; with `dynamic`, at once. Functions are registered before.
+ * returns when all workers of the world have joined. Functions are registered before.
  *
  * Errors: TD_ERR_STATE (there is a worker already), TD_ERR_INVALID (the name or an option), TD_ERR_MISMATCH (another
- * worker has the name, or the rank; both are named), and those of td_rendezvous().
+ * worker has the name; both are named), and those of td_rendezvous().
  */
 TD_API td_status td_init_rpc(const char *name, const td_rpc_options *options);
 
@@ -71,8 +68,8 @@ typedef struct td_rpc_shutdown_options {
 } td_rpc_shutdown_options;
 
 /**
- * Ends the worker. Gracefully: serves calls until all workers have called this and no worker has work left (with
- * `dynamic`: until this one has none); then all leave. Remote references that are still in use are then reported in
+ * Ends the worker. Gracefully: serves calls until all workers have called this and no worker has work left;
+ * then all leave. Remote references that are still in use are then reported in
  * the log, by name.
  *
  * Errors: TD_ERR_STATE (no worker; or called by a function that serves a call), TD_ERR_TIMEOUT (names workers that
