@@ -378,6 +378,16 @@ static void fail_pass(struct td__grad_context *context, uint64_t number, td_stat
     free_pass(unused);
 }
 
+/* A context ends while its pass runs or waits to run: after a failure, td.context_end may overtake td.backward_fail. */
+static void end_pass(struct td__grad_context *context)
+{
+    pthread_mutex_lock(&context->lock);
+    uint64_t number = context->pass ? context->pass->number : 0;
+    pthread_mutex_unlock(&context->lock);
+    if (number)
+        fail_pass(context, number, TD_ERR_ABORTED, "the context has ended");
+}
+
 /* td.backward_fail(context: int, pass: int, text: text). */
 static td_value *serve_fail(td_rpc_call *call, td_value *const *args, int count)
 {
@@ -638,6 +648,7 @@ td_tensor *td_dist_autograd_grad(uint64_t id, td_tensor *leaf)
 td_status td__dist_autograd_register(void)
 {
     td__on_recv_backward = send_gradients;
+    td__on_context_end = end_pass;
     TD_TRY(td__rpc_register_own(
         "td.expect(context: int, pass: int, messages: list, retain_graph: bool)", serve_expect));
     TD_TRY(td__rpc_register_own("td.gradient(context: int, message: int, grads: list)",

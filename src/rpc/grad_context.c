@@ -12,6 +12,8 @@ _Thread_local uint64_t td__current_context;
 td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,
                                   int count);
 
+void (*td__on_context_end)(struct td__grad_context *context);
+
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
 static td_status send_backward(td_node *node, td_tensor *const *grad_outputs,
@@ -144,6 +146,8 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
     if (!node)
         return;
     struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
+    if (td__on_context_end)
+        td__on_context_end(context);
     for (int r = 0; r < agent->size; r++)
         if (r != agent->rank && td__context_reaches(context, r))
             send_end(agent, r, id);
