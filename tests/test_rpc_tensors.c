@@ -286,6 +286,7 @@ RANKS(the_last_view_ends_the_lease, .ranks = 2)
             view = td_tensor_retain(td_narrow(got, 0, 1, 1));
             part = td_tensor_retain(td_reshape(view, TD_SHAPE(LARGE)));
         }
+        TD_SCOPE;
         td_tensor_release(got);
         td_tensor_release(view);
         CHECK(is_borrowed(part));

@@ -195,8 +195,7 @@ static void pass_on(void)
     CHECK_EQ(boxes_int(td_rref_to_here(home, 0)), 2);
 
     td_value *map = td_value_set(td_value_map(), "a", td_value_of(box));
-    map = td_value_set(map, "list",
-                       td_value_list(TD_VALUES(td_value_of(own), td_value_of(box))));
+    map = td_value_set(map, "list", td_value_list(TD_VALUES(td_value_of(own), td_value_of(box))));
     td_value *copy = td_rpc_sync("w2", "echo", TD_ARGS(map), NULL);
     td_rref *inner = td_value_rref(td_value_at(td_value_get(copy, "list"), 1));
     CHECK_EQ(boxes_int(td_rref_sync(inner, "get", TD_NO_ARGS, NULL)), 3);
@@ -471,6 +470,7 @@ RANKS(leaks_are_reported, .ranks = 2)
     boxes_begin();
     td_rref *leaks[3] = {NULL};
     if (td_test_rank() == 0) {
+        TD_SCOPE;
         leaks[0] = td_rref_retain(td_remote("w1", "Box", TD_ARGS(3), NULL));
         leaks[1] = td_rref_retain(td_rref_create(td_value_of("x")));
         leaks[2] = td_rref_retain(td_rref_remote(leaks[0], "get", TD_NO_ARGS, NULL));
@@ -503,7 +503,7 @@ RANKS(a_value_that_is_awaited_at_the_shutdown, .ranks = 1)
 {
     boxes_begin();
     int64_t since = td__now_ns();
-    td_future *never = td_future_retain(td_future_create());
+    td_future *never = td_future_create();
     pthread_t thread;
     {
         TD_SCOPE;
