@@ -212,6 +212,13 @@ td_value *td_future_wait(td_future *future, int64_t timeout_ms)
     return NULL;
 }
 
+td_value *td__future_take(td_future *future)
+{
+    td_value *value = future ? td_future_wait(future, 0) : NULL;
+    td_future_release(future);
+    return value;
+}
+
 bool td_future_test(const td_future *future)
 {
     return future && td__future_is_complete(future);

@@ -381,6 +381,8 @@ bool td__future_is_complete(const td_future *future);
 bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text);
 /** The same with a value, which may be a future itself; or, for NULL, with the last error. */
 void td__future_resolve(td_future *future, td_value *value);
+/** Waits for its value as td_future_wait() does, and releases it. NULL for NULL. */
+td_value *td__future_take(td_future *future);
 /** Waits until it is complete, and reads links meanwhile; false at the deadline. */
 bool td__future_await(td_future *future, td__deadline deadline);
 /** Sleeps until it is complete. */

@@ -315,30 +315,28 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
     return future;
 }
 
-td_future *td_rpc_async(const char *to, const char *function, td_value *args,
+/* Starts a call to the worker of a name; one reference. */
+static td_future *start(const char *call, const char *to, const char *function, td_value *args,
                         const td_rpc_call_options *options)
 {
-    struct td__rpc_agent *agent = td__agent_enter(__func__);
+    struct td__rpc_agent *agent = td__agent_enter(call);
     if (!agent)
         return NULL;
     int rank = td__worker_rank(agent, to);
     td_future *future = rank < 0 ? NULL
-                                 : td__call_start(agent, __func__, rank, function, args, options);
+                                 : td__call_start(agent, call, rank, function, args, options);
     td__agent_leave(agent);
-    return td__future_adopt(future);
+    return future;
+}
+
+td_future *td_rpc_async(const char *to, const char *function, td_value *args,
+                        const td_rpc_call_options *options)
+{
+    return td__future_adopt(start(__func__, to, function, args, options));
 }
 
 td_value *td_rpc_sync(const char *to, const char *function, td_value *args,
                       const td_rpc_call_options *options)
 {
-    struct td__rpc_agent *agent = td__agent_enter(__func__);
-    if (!agent)
-        return NULL;
-    int rank = td__worker_rank(agent, to);
-    td_future *future = rank < 0 ? NULL
-                                 : td__call_start(agent, __func__, rank, function, args, options);
-    td_value *value = future ? td_future_wait(future, 0) : NULL;
-    td_future_release(future);
-    td__agent_leave(agent);
-    return value;
+    return td__future_take(start(__func__, to, function, args, options));
 }

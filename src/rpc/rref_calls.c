@@ -240,42 +240,34 @@ static td_value *pack_method(td_rref *rref, const char *method, td_value *args,
     return TD_ARGS((int64_t)td__rref_id(rref), method, args, named);
 }
 
-static td_future *start_method(struct td__rpc_agent *agent, const char *call, td_rref *rref,
-                               const char *method, td_value *args,
+/* Starts a call of a method; one reference. */
+static td_future *start_method(const char *call, td_rref *rref, const char *method, td_value *args,
                                const td_rpc_call_options *options)
 {
     td_rpc_call_options all = options ? *options : (td_rpc_call_options){0};
-    if (!method || !args)
+    if (!rref || !method || !args)
         return td__null(call);
-    if (is_failed(rref))
-        return NULL;
-    TD_SCOPE;
-    td_value *packed = pack_method(rref, method, args, &all);
-    return start_use(agent, call, rref, "td.method", packed, &all);
+    struct td__rpc_agent *agent = td__rref_enter(rref, call);
+    td_future *future = NULL;
+    if (agent && !is_failed(rref)) {
+        TD_SCOPE;
+        td_value *packed = pack_method(rref, method, args, &all);
+        future = start_use(agent, call, rref, "td.method", packed, &all);
+    }
+    td__agent_leave(agent);
+    return future;
 }
 
 td_future *td_rref_async(td_rref *rref, const char *method, td_value *args,
                          const td_rpc_call_options *options)
 {
-    if (!rref)
-        return td__null(__func__);
-    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
-    td_future *future = agent ? start_method(agent, __func__, rref, method, args, options) : NULL;
-    td__agent_leave(agent);
-    return td__future_adopt(future);
+    return td__future_adopt(start_method(__func__, rref, method, args, options));
 }
 
 td_value *td_rref_sync(td_rref *rref, const char *method, td_value *args,
                        const td_rpc_call_options *options)
 {
-    if (!rref)
-        return td__null(__func__);
-    struct td__rpc_agent *agent = td__rref_enter(rref, __func__);
-    td_future *future = agent ? start_method(agent, __func__, rref, method, args, options) : NULL;
-    td_value *value = future ? td_future_wait(future, 0) : NULL;
-    td_future_release(future);
-    td__agent_leave(agent);
-    return value;
+    return td__future_take(start_method(__func__, rref, method, args, options));
 }
 
 td_rref *td_rref_remote(td_rref *rref, const char *method, td_value *args,
