@@ -173,7 +173,7 @@ static void check_swapped(bool shared)
         CHECK_OK(td__endpoint_open(i, 3, hosts[i], shared, &e[i]));
     }
     meet_all(e, 3);
-    struct td__card *one = &e[0]->peers[1], *two = &e[0]->peers[2];
+    struct td__card *one = td__peer(e[0], 1), *two = td__peer(e[0], 2);
     one->port = two->port;
     memcpy(one->address, two->address, sizeof one->address);
     memcpy(one->local, two->local, sizeof one->local);

@@ -62,6 +62,21 @@ typedef struct td_world {
 TD_API td_status td_rendezvous(const char *url, const td_rendezvous_options *options,
                                td_world *world);
 
+/**
+ * Opens the store of a URL alone, without a rank, for processes that come and go: nothing waits for others.
+ *
+ *     env://              at MASTER_ADDR and MASTER_PORT
+ *     tcp://host:port     there
+ *     file:///path        the file
+ *
+ * The first process on the host of a TCP store hosts it, unless the launcher does, and the others are its clients;
+ * closing it there waits for them, as td_world_close() does. Other schemes open the store as td_rendezvous() does, and
+ * take a rank from the environment. NULL as for td_rendezvous(), but there must be a job. timeout_ms 0: 300 s.
+ *
+ * Errors: those of td_rendezvous() and td_tcp_store_open().
+ */
+TD_API td_status td_rendezvous_store(const char *url, int64_t timeout_ms, td_store **store);
+
 /** Closes world->store and clears `world`. The rank that hosts the store waits until the others
  *  have closed theirs or died, at most the store's timeout. Errors as td_store_close(). */
 TD_API td_status td_world_close(td_world *world);

@@ -38,16 +38,6 @@ static td_status check_transport(void)
                    variable);
 }
 
-void td__card_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY])
-{
-    snprintf(key, TD__ROOT_KEY, "\1card/%.80s/%lld/%d", name, (long long)epoch, rank);
-}
-
-void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY])
-{
-    snprintf(key, TD__ROOT_KEY, "\1epoch/%.80s/%d", name, rank);
-}
-
 void td__grown_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY])
 {
     snprintf(key, TD__ROOT_KEY, "\1grown/%.80s/%lld/%d", name, (long long)epoch, rank);
@@ -167,6 +157,29 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
     return TD_OK;
 }
 
+/* Sets this rank's card in the root's store, and passes the cards of all ranks to the endpoint. */
+static td_status exchange_cards(struct td__root *root)
+{
+    struct td__buffer card = {0};
+    struct td__address_exchange exchange = {
+        .store = root->store,
+        .given = root->given,
+        .name = root->name,
+        .kind = "group",
+        .calls = "td_init_process_group() or td_group_open()",
+        .rank = root->rank,
+        .size = root->size,
+        .timeout_ms = root->timeout_ms,
+    };
+    td__endpoint_card(root->endpoint, &card);
+    td_status status = card.failed
+                           ? td__fail_nomem("group")
+                           : td__exchange_addresses(&exchange, card.data, card.size, root->cards);
+    td__buffer_free(&card);
+    root->epoch = exchange.epoch;
+    return status ? status : td__endpoint_connect_all(root->endpoint, root->cards);
+}
+
 td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
                         bool world, td_group **group_out)
 {
@@ -180,7 +193,7 @@ td_status td__root_open(td_store *store, int rank, int size, const td_group_opti
     TD_TRY(td__stall_limit(&(int64_t){0}));
     TD_TRY(td__root_make(store, rank, size, options, &root));
     root->world = world;
-    td_status status = td__exchange_cards(root);
+    td_status status = exchange_cards(root);
     if (status) {
         td__root_free(root, status);
         return status;

@@ -3,14 +3,12 @@
 #define TD_GROUP_ROOT_H
 
 #include "group/process_group.h"
+#include "store/address_exchange.h"
 
-enum { TD__ROOT_KEY = 160 };
+enum { TD__ROOT_KEY = TD__EXCHANGE_KEY };
 
-/** The keys, in the root's store, of the card of a rank in an exchange of addresses; of the number of exchanges in
- *  which the rank has taken part: its epoch; and the key that the first member of a group sets to notify a rank that
- *  rejoins that the group has grown. */
-void td__card_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
-void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY]);
+/** The key, in the root's store, that the first member of a group sets to notify a rank that rejoins that the group has
+ *  grown. */
 void td__grown_key(const char *name, int64_t epoch, int rank, char key[TD__ROOT_KEY]);
 
 /** The world's root has grown: `grown` is the world from now on, and the former one is kept until the world ends.
@@ -36,11 +34,8 @@ td_status td__check_group_options(const char *what, const td_group_options *opti
 td_status td__root_make(td_store *store, int rank, int size, const td_group_options *options,
                         struct td__root **root);
 
-/** Sets this rank's card in the root's store, waits for the cards of all other ranks, and passes them to the endpoint.
- *  TD_ERR_PEER if a rank that had joined has ended, TD_ERR_TIMEOUT if a rank has not joined in time. */
-td_status td__exchange_cards(struct td__root *root);
-
-/** After td__exchange_cards(): makes the first group, and starts the failure detector. Frees the root on failure. */
+/** When the endpoint has the cards of all ranks: makes the first group, and starts the failure detector. Frees the root
+ *  on failure. */
 td_status td__root_begin(struct td__root *root, td_group **first);
 
 /** Frees a root without groups; `status` is the reason, for the recorder. */

@@ -32,7 +32,7 @@ static void free_endpoint(struct td__endpoint *endpoint)
     pthread_cond_destroy(&endpoint->arrived);
     pthread_mutex_destroy(&endpoint->answer_lock);
     pthread_mutex_destroy(&endpoint->lock);
-    free(endpoint->peers);
+    td__cards_free(endpoint);
     free(endpoint);
 }
 
@@ -52,17 +52,18 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
 {
     struct td__secret secret;
     struct td__endpoint *endpoint = calloc(1, sizeof *endpoint);
+    int capacity = size ? size : TD__MAX_RANKS;
     if (endpoint)
-        endpoint->peers = calloc((size_t)size, sizeof *endpoint->peers);
+        endpoint->peers = calloc((size_t)capacity, sizeof *endpoint->peers);
     if (!endpoint || !endpoint->peers) {
         free(endpoint);
         return td__fail_nomem("endpoint");
     }
     endpoint->rank = rank;
-    endpoint->size = size;
+    endpoint->grows = !size;
+    endpoint->capacity = capacity;
+    atomic_init(&endpoint->size, size);
     endpoint->shared = shared;
-    for (int r = 0; r < size; r++)
-        endpoint->peers[r].lifeline = -1;
     td__card_fill_in(&endpoint->own, host);
     pthread_mutex_init(&endpoint->lock, NULL);
     pthread_mutex_init(&endpoint->answer_lock, NULL);
@@ -114,8 +115,8 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
 /* A rank of this host is reached by its unix socket. */
 static const char *address_of(const struct td__endpoint *endpoint, int rank, int *port)
 {
-    const struct td__card *peer = &endpoint->peers[rank];
-    bool near = peer->host == endpoint->peers[endpoint->rank].host;
+    const struct td__card *peer = td__peer(endpoint, rank);
+    bool near = peer->host == td__peer(endpoint, endpoint->rank)->host;
     *port = near ? 0 : peer->port;
     return near ? peer->local : peer->address;
 }
@@ -175,7 +176,7 @@ static td_status try_request(struct td__endpoint *endpoint, int rank,
                              const struct td__request *request, td__deadline deadline, bool *retry,
                              int *fd_out)
 {
-    const struct td__card *peer = &endpoint->peers[rank];
+    const struct td__card *peer = td__peer(endpoint, rank);
     uint8_t bytes[TD__REQUEST_SIZE];
     bool ended = false;
     int fd, port;
@@ -278,7 +279,7 @@ td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t
 
 bool td__endpoint_is_unresponsive(struct td__endpoint *endpoint, int rank, bool note)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     if (note)
         atomic_store(&peer->unresponsive, true);
     return atomic_load(&peer->unresponsive);

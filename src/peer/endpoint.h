@@ -25,8 +25,11 @@ struct td__endpoint;
 
 enum td__link_channel { TD__CHANNEL_COLLECTIVE, TD__CHANNEL_MESSAGES, TD__CHANNEL_RPC };
 
+enum { TD__MAX_RANKS = 1 << 20 };
+
 /** Makes this rank reachable: at `host` (an address of this machine) by TCP, and at a unix socket.
- *  `shared` false: as if every rank were on a host of its own. */
+ *  `shared` false: as if every rank were on a host of its own. `size` 0: the world grows; ranks below TD__MAX_RANKS may
+ *  be added at any time, and only those of a td__endpoint_watch() are watched. */
 td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
                             struct td__endpoint **endpoint);
 
@@ -37,10 +40,17 @@ void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *c
  *  TD_ERR_MISMATCH if one is not a valid card. */
 td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes *cards);
 
+/** Adds a rank to a world that grows: its card. Does nothing if it is known. Functions below that take a rank want one that
+ *  is known. This rank itself is added first. TD_ERR_MISMATCH as above. */
+td_status td__endpoint_add_rank(struct td__endpoint *endpoint, int rank, const td_bytes *card);
+bool td__endpoint_knows(const struct td__endpoint *endpoint, int rank);
+
 /** Closes everything. No other call may run. */
 void td__endpoint_close(struct td__endpoint *endpoint);
 
 int td__endpoint_rank(const struct td__endpoint *endpoint);
+
+/** The number of ranks; in a world that grows, one more than the highest that is known. */
 int td__endpoint_size(const struct td__endpoint *endpoint);
 
 /** Which host `rank` is on: hosts are numbered from 0 in the order of their first rank. */
@@ -72,7 +82,7 @@ typedef struct td__detector_fns {
     void (*tick)(void *arg);
 } td__detector_fns;
 
-/** Starts the failure detector. Once, after td__endpoint_connect_all(). */
+/** Starts the failure detector. Once, when the cards of all ranks are known, or in a world that grows this rank's. */
 td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__detector_fns *fns,
                                       void *arg);
 

@@ -113,7 +113,7 @@ void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local
                                const uint8_t bytes[TD__REQUEST_SIZE])
 {
     struct td__request request;
-    bool valid = td__request_read(bytes, endpoint->size, &request);
+    bool valid = td__request_read(bytes, endpoint->capacity, &request);
     bool carries_fd = valid &&
                       (request.what == TD__WANT_SHARED_FD || request.what == TD__WANT_HAND_OVER);
     if (!valid || (carries_fd && !local)) {

@@ -74,42 +74,80 @@ static bool read_card(const td_bytes *card, struct td__card *peer)
     return known && td__reader_done(&reader) && peer->port >= 0 && peer->port <= 65535;
 }
 
-/* A rank that does not share memory is a host of its own for all ranks. Quadratic only in the number of
- * hosts. */
-static td_status number_hosts(struct td__endpoint *endpoint)
+/* Numbers the host of a new card. A rank that does not share memory is a host of its own for all ranks. Quadratic only
+ * in the number of hosts. The caller holds the lock. */
+static bool number_host(struct td__endpoint *endpoint, struct td__card *peer)
 {
-    int hosts = 0, *first = malloc(sizeof *first * (size_t)endpoint->size);
-    if (!first)
-        return td__fail_nomem("endpoint");
-    for (int r = 0; r < endpoint->size; r++) {
-        struct td__card *peer = &endpoint->peers[r];
-        int host = peer->shared ? 0 : hosts;
-        while (host < hosts && (!endpoint->peers[first[host]].shared ||
-                                strcmp(endpoint->peers[first[host]].host_id, peer->host_id) != 0))
-            host++;
-        peer->host = host;
-        if (host == hosts)
-            first[hosts++] = r;
+    struct td__card *const *first = (struct td__card *const *)endpoint->hosts.data;
+    int hosts = (int)(endpoint->hosts.size / sizeof *first), host = peer->shared ? 0 : hosts;
+    while (host < hosts && (!first[host]->shared || strcmp(first[host]->host_id, peer->host_id)))
+        host++;
+    peer->host = host;
+    if (host == hosts)
+        td__buffer_put(&endpoint->hosts, &peer, sizeof peer);
+    return !endpoint->hosts.failed;
+}
+
+/* Owns the card. */
+static td_status publish_card(struct td__endpoint *endpoint, int rank, struct td__card *peer)
+{
+    pthread_mutex_lock(&endpoint->lock);
+    bool added = !td__peer(endpoint, rank);
+    bool numbered = !added || number_host(endpoint, peer);
+    added = added && numbered;
+    if (added) {
+        atomic_store_explicit(&endpoint->peers[rank], peer, memory_order_release);
+        if (rank >= atomic_load(&endpoint->size))
+            atomic_store_explicit(&endpoint->size, rank + 1, memory_order_release);
     }
-    free(first);
-    return TD_OK;
+    pthread_mutex_unlock(&endpoint->lock);
+    if (!added)
+        free(peer);
+    return numbered ? TD_OK : td__fail_nomem("endpoint");
+}
+
+td_status td__endpoint_add_rank(struct td__endpoint *endpoint, int rank, const td_bytes *card)
+{
+    struct td__card *peer = calloc(1, sizeof *peer);
+    if (!peer)
+        return td__fail_nomem("endpoint");
+    td_status status = TD_OK;
+    peer->lifeline = -1;
+    if (!read_card(card, peer))
+        status = td_fail(TD_ERR_MISMATCH,
+                         "the card of rank %d is not valid for rank %d; all ranks must run the "
+                         "same version of Tandem",
+                         rank, endpoint->rank);
+    else if (peer->tls != endpoint->own.tls)
+        status = td_fail(TD_ERR_MISMATCH,
+                         "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
+                         "all ranks",
+                         peer->tls, rank, endpoint->own.tls, endpoint->rank);
+    if (!status)
+        return publish_card(endpoint, rank, peer);
+    free(peer);
+    return status;
 }
 
 td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes *cards)
 {
-    for (int r = 0; r < endpoint->size; r++)
-        if (!read_card(&cards[r], &endpoint->peers[r]))
-            return td_fail(TD_ERR_MISMATCH,
-                           "the card of rank %d is not valid for rank %d; all ranks must run the "
-                           "same version of Tandem",
-                           r, endpoint->rank);
-    for (int r = 0; r < endpoint->size; r++)
-        if (endpoint->peers[r].tls != endpoint->own.tls)
-            return td_fail(TD_ERR_MISMATCH,
-                           "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
-                           "all ranks",
-                           endpoint->peers[r].tls, r, endpoint->own.tls, endpoint->rank);
-    return number_hosts(endpoint);
+    for (int r = 0; r < endpoint->capacity; r++)
+        TD_TRY(td__endpoint_add_rank(endpoint, r, &cards[r]));
+    return TD_OK;
+}
+
+bool td__endpoint_knows(const struct td__endpoint *endpoint, int rank)
+{
+    return td__peer(endpoint, rank);
+}
+
+void td__cards_free(struct td__endpoint *endpoint)
+{
+    struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint)
+        free(peer);
+    free(endpoint->peers);
+    td__buffer_free(&endpoint->hosts);
 }
 
 int td__endpoint_rank(const struct td__endpoint *endpoint)
@@ -119,23 +157,23 @@ int td__endpoint_rank(const struct td__endpoint *endpoint)
 
 int td__endpoint_size(const struct td__endpoint *endpoint)
 {
-    return endpoint->size;
+    return atomic_load(&endpoint->size);
 }
 
 int td__endpoint_host(const struct td__endpoint *endpoint, int rank)
 {
-    return endpoint->peers[rank].host;
+    return td__peer(endpoint, rank)->host;
 }
 
 int td__endpoint_pid(const struct td__endpoint *endpoint, int rank)
 {
-    return endpoint->peers[rank].pid;
+    return td__peer(endpoint, rank)->pid;
 }
 
 const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank)
 {
     static _Thread_local char text[TD__CARD_TEXT + 64];
-    const struct td__card *peer = &endpoint->peers[rank];
+    const struct td__card *peer = td__peer(endpoint, rank);
     snprintf(text, sizeof text, "rank %d (on %s, pid %d)", rank, peer->host_name, peer->pid);
     return text;
 }

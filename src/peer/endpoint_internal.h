@@ -78,12 +78,16 @@ enum { TD__REPLY_ACCEPTED = 'A', TD__REPLY_LEFT = 'X' };
 enum { TD__LEAVING = 'L' };
 
 struct td__endpoint {
-    int rank, size;
+    int rank;
+    int capacity;    /* ranks are below this */
+    atomic_int size; /* and those that are known below this */
+    bool grows;      /* ranks may be added at any time; there is no ring of lifelines */
     bool shared;
     struct td__domain *domain;      /* NULL in a world of one rank */
     TAILQ_ENTRY(td__endpoint) link; /* of the domain */
     struct td__card own;
-    struct td__card *peers;
+    struct td__card *_Atomic *peers; /* by rank; NULL: not known. A card stays until the end */
+    struct td__buffer hosts; /* the first card of each host, by its number; under the lock */
 
     pthread_mutex_t lock;
     pthread_cond_t arrived; /* broadcast with every wake of the waiters, and on an arrival */
@@ -106,6 +110,25 @@ struct td__endpoint {
     void *detector_arg;
 };
 
+/** The card of `rank`; NULL if it is not known, which only an endpoint that grows has. */
+static inline struct td__card *td__peer(const struct td__endpoint *endpoint, int rank)
+{
+    return atomic_load_explicit(&endpoint->peers[rank], memory_order_acquire);
+}
+
+/** The first known card from *rank on, and its rank; NULL if there is none. */
+static inline struct td__card *td__peer_from(const struct td__endpoint *endpoint, int *rank)
+{
+    int size = atomic_load_explicit(&endpoint->size, memory_order_acquire);
+    struct td__card *peer = NULL;
+    while (*rank < size && !(peer = td__peer(endpoint, *rank)))
+        ++*rank;
+    return peer;
+}
+
+#define TD__PEER_FOREACH(peer, r, endpoint)                                                        \
+    for (int r = 0; (peer = td__peer_from(endpoint, &r)) != NULL; r++)
+
 /* ---- endpoint_accept.c ----------------------------------------------------------------------- */
 
 /** Serves or keeps a request, and owns the connection from then on. On the listener's thread. */
@@ -122,7 +145,7 @@ uint32_t td__request_number(const uint8_t bytes[TD__REQUEST_SIZE]);
 void td__request_write(const struct td__request *request, uint32_t number,
                        uint8_t bytes[TD__REQUEST_SIZE]);
 
-/** Parses a request; false if it is not valid in a world of `size` ranks. */
+/** Parses a request; false if it is not valid in a world of at most `size` ranks. */
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request);
 
 /** Removes an arrival, of any rank if `rank` is -1, and returns its connection, or -1. The caller holds the lock. */
@@ -202,6 +225,9 @@ void td__endpoint_leave(struct td__endpoint *endpoint);
 
 /** Fills in this rank's own card, except its listener. */
 void td__card_fill_in(struct td__card *card, const char *host);
+
+/** Frees the cards. */
+void td__cards_free(struct td__endpoint *endpoint);
 
 /* ---- presence.c ------------------------------------------------------------------------------ */
 

@@ -111,7 +111,7 @@ void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *
 static void answer_presence(const struct td__endpoint *endpoint, uint64_t rank,
                             struct td__buffer *answer)
 {
-    if (rank >= (uint64_t)endpoint->size)
+    if (rank >= (uint64_t)endpoint->capacity || !td__peer(endpoint, (int)rank))
         return;
     enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
     td__buffer_put_u32(answer, presence);

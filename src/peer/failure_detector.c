@@ -271,17 +271,18 @@ void td__endpoint_stop_detector(struct td__endpoint *endpoint)
     while (domain->examined == endpoint)
         td__cond_wait(&domain->idle, &domain->lock, TD__NEVER);
     pthread_mutex_unlock(&domain->lock);
-    for (int r = 0; r < endpoint->size; r++)
-        if (endpoint->peers[r].lifeline >= 0)
-            td__failure_detector_unfollow(endpoint, endpoint->peers[r].lifeline);
+    struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint)
+        if (peer->lifeline >= 0)
+            td__failure_detector_unfollow(endpoint, peer->lifeline);
     td__presence_end(endpoint);
 }
 
 void td__failure_detector_close(struct td__endpoint *endpoint)
 {
     td__endpoint_stop_detector(endpoint);
-    for (int r = 0; r < endpoint->size; r++) {
-        struct td__card *peer = &endpoint->peers[r];
+    struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint) {
         if (peer->process)
             close_process(endpoint->domain, peer->process);
         if (peer->lifeline >= 0)

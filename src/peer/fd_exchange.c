@@ -233,7 +233,7 @@ static struct td__shared_view *find_view(struct td__domain *domain, const struct
 static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
 {
     struct td__domain *domain = endpoint->domain;
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     struct td__shared_view *view = calloc(1, sizeof *view);
     td_status status = view ? TD_OK : td__fail_nomem("endpoint");
     if (!status && td__arena_view_open(fd, 1 + (unsigned)rank % VIEW_NUMBERS, &view->view))
@@ -254,9 +254,10 @@ static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
 void td__views_close(struct td__endpoint *endpoint)
 {
     struct td__domain *domain = endpoint->domain;
+    struct td__card *peer;
     pthread_mutex_lock(&domain->view_lock);
-    for (int r = 0; r < endpoint->size; r++) {
-        struct td__shared_view *view = endpoint->peers[r].view;
+    TD__PEER_FOREACH (peer, r, endpoint) {
+        struct td__shared_view *view = peer->view;
         if (!view || --view->users)
             continue;
         LIST_REMOVE(view, link);
@@ -270,7 +271,7 @@ td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offse
                            td__deadline deadline, void **address)
 {
     struct td__domain *domain = endpoint->domain;
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     pthread_mutex_lock(&domain->view_lock);
     if (!peer->view && !(peer->view = find_view(domain, peer))) {
         int fd;

@@ -7,7 +7,8 @@
  *                           host is cut off
  *     all other ranks       by the loss reports of other ranks
  *
- * So each rank is watched by all ranks of its host, or by the rank before it. A loss is reported to all other ranks:
+ * So each rank is watched by all ranks of its host, or by the rank before it; in an endpoint that grows, there is no
+ * next rank, and ranks are watched by td__endpoint_watch() alone. A loss is reported to all other ranks:
  * by the lowest rank left on the host of the lost one, and by the ranks with a lifeline to it. Leaving is not
  * reported. But a rank that leaves handles the pending events, and reports the losses among them: other ranks rely on
  * that.
@@ -50,7 +51,7 @@ enum {
 
 enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank)
 {
-    return (enum td__presence)atomic_load_explicit(&endpoint->peers[rank].presence,
+    return (enum td__presence)atomic_load_explicit(&td__peer(endpoint, rank)->presence,
                                                    memory_order_acquire);
 }
 
@@ -89,7 +90,7 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
 bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                          int wait_status)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     pthread_mutex_lock(&endpoint->lock);
     int before = atomic_load(&peer->presence);
     bool changed = before == TD__PRESENT;
@@ -118,14 +119,14 @@ bool td__endpoint_await_loss(struct td__endpoint *endpoint, unsigned known, td__
 
 int td__endpoint_wait_status(const struct td__endpoint *endpoint, int rank)
 {
-    return atomic_load(&endpoint->peers[rank].wait_status);
+    return atomic_load(&td__peer(endpoint, rank)->wait_status);
 }
 
 void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t presence,
                         int wait_status)
 {
-    if (rank < (uint64_t)endpoint->size && (int)rank != endpoint->rank && presence > TD__PRESENT &&
-        presence <= TD__CUT_OFF)
+    if (rank < (uint64_t)endpoint->capacity && (int)rank != endpoint->rank &&
+        td__peer(endpoint, (int)rank) && presence > TD__PRESENT && presence <= TD__CUT_OFF)
         td__presence_settle(endpoint, (int)rank, (enum td__presence)presence, wait_status);
 }
 
@@ -139,7 +140,7 @@ static bool is_neighbour(const struct td__endpoint *endpoint, const struct td__c
 
 bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
 {
-    const struct td__card *peer = &endpoint->peers[rank];
+    const struct td__card *peer = td__peer(endpoint, rank);
     if (!is_neighbour(endpoint, peer))
         return false;
     char state = td__process_state(peer->pid);
@@ -148,7 +149,7 @@ bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
 
 void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     int no = 0;
     if (!atomic_load(&endpoint->examined) || rank == endpoint->rank || peer->process_watched ||
         !atomic_compare_exchange_strong(&peer->wanted, &no, 1))
@@ -175,17 +176,17 @@ const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__d
 
 static bool same_host(const struct td__endpoint *endpoint, int a, int b)
 {
-    return endpoint->peers[a].host == endpoint->peers[b].host;
+    return td__peer(endpoint, a)->host == td__peer(endpoint, b)->host;
 }
 
 /* The lowest other rank that is left on the host of `rank`. A rank announces that it leaves before it handles its last
  * events, so a rank that is present here will handle the same events. */
 static int reporter_for(const struct td__endpoint *endpoint, int rank)
 {
-    for (int r = 0; r < endpoint->size; r++)
+    const struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint)
         if (r != rank && same_host(endpoint, r, rank) && is_present(endpoint, r) &&
-            (!endpoint->peers[r].process_watched ||
-             !endpoint->detector_fns.has_left(endpoint->detector_arg, r)))
+            (!peer->process_watched || !endpoint->detector_fns.has_left(endpoint->detector_arg, r)))
             return r;
     return -1;
 }
@@ -194,7 +195,7 @@ static int reporter_for(const struct td__endpoint *endpoint, int rank)
 static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                  int wait_status)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     if (!td__presence_settle(endpoint, rank, presence, wait_status) ||
         (presence != TD__ENDED && presence != TD__CUT_OFF))
         return;
@@ -209,8 +210,8 @@ static void lose(struct td__endpoint *endpoint, int rank, enum td__presence pres
 /* Reports the loss of `rank` to the next rank that does not know it. */
 static void report(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
-    while (peer->report_to < endpoint->size && !td__deadline_passed(peer->report_end)) {
+    struct td__card *peer = td__peer(endpoint, rank);
+    while (td__peer_from(endpoint, &peer->report_to) && !td__deadline_passed(peer->report_end)) {
         int to = peer->report_to++;
         if (to == endpoint->rank || same_host(endpoint, to, rank) || !is_present(endpoint, to))
             continue;
@@ -226,7 +227,7 @@ static void report(struct td__endpoint *endpoint, int rank)
 static void report_next(struct td__endpoint *endpoint)
 {
     int rank = 0;
-    while (!endpoint->peers[rank].report_end)
+    while (!td__peer_from(endpoint, &rank)->report_end)
         rank++;
     report(endpoint, rank);
 }
@@ -235,7 +236,7 @@ static void report_next(struct td__endpoint *endpoint)
 
 static void lose_process(struct td__endpoint *endpoint, int rank)
 {
-    const struct td__card *peer = &endpoint->peers[rank];
+    const struct td__card *peer = td__peer(endpoint, rank);
     if (endpoint->detector_fns.has_left(endpoint->detector_arg, rank))
         lose(endpoint, rank, TD__LEFT, 0);
     else
@@ -246,7 +247,7 @@ static void lose_process(struct td__endpoint *endpoint, int rank)
 /* Returns whether there is no such process any more. */
 static bool watch_process(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     bool ended = false;
     if (!peer->process && is_neighbour(endpoint, peer))
         peer->process = td__watched_process_open(endpoint->domain, peer->pid, &ended);
@@ -255,8 +256,8 @@ static bool watch_process(struct td__endpoint *endpoint, int rank)
 
 void td__presence_on_process_ends(struct td__endpoint *endpoint)
 {
-    for (int r = 0; r < endpoint->size; r++) {
-        const struct td__card *peer = &endpoint->peers[r];
+    const struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint) {
         if (peer->process_watched && peer->process && atomic_load(&peer->process->ended) &&
             is_present(endpoint, r))
             lose_process(endpoint, r);
@@ -286,7 +287,7 @@ static int probe(struct td__endpoint *endpoint, int rank)
 
 void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     char byte;
     if (peer->lifeline < 0)
         return;
@@ -319,8 +320,10 @@ static td__deadline await_reports(struct td__endpoint *endpoint)
 {
     td__deadline next = TD__NEVER;
     int64_t now = td__now_ns();
-    for (int r = 0; r < endpoint->size && endpoint->awaited_reports; r++) {
-        struct td__card *peer = &endpoint->peers[r];
+    struct td__card *peer;
+    if (!endpoint->awaited_reports)
+        return next;
+    TD__PEER_FOREACH (peer, r, endpoint) {
         if (!peer->lose_at)
             continue;
         if (now < peer->lose_at && is_present(endpoint, r)) {
@@ -339,13 +342,13 @@ static td__deadline await_reports(struct td__endpoint *endpoint)
  * not 0. */
 static void find_out(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
-    int before = (rank + endpoint->size - 1) % endpoint->size;
+    struct td__card *peer = td__peer(endpoint, rank);
+    int before = (rank + endpoint->capacity - 1) % endpoint->capacity;
     enum td__presence presence = TD__GONE;
     int wait_status = peer->queries ? TD__STATUS_UNKNOWN : await_exit(peer);
     if (wait_status != TD__STATUS_UNKNOWN && wait_status != 0)
         presence = TD__ENDED;
-    bool may_query = presence == TD__GONE && peer->queries < QUERIES &&
+    bool may_query = presence == TD__GONE && peer->queries < QUERIES && !endpoint->grows &&
                      !atomic_load(&endpoint->leaving) && before != endpoint->rank &&
                      is_present(endpoint, before) && !probe(endpoint, before);
     if (may_query)
@@ -359,7 +362,7 @@ static void find_out(struct td__endpoint *endpoint, int rank)
 
 static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     watch_process(endpoint, rank);
     if (td__endpoint_open_lifeline(endpoint, rank, td__deadline_in_ms(CONNECT_MS),
                                    &peer->lifeline)) {
@@ -374,7 +377,7 @@ static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
  * attempt leaves a pending connection at its listener, so the pauses grow. */
 static void open_lifeline(struct td__endpoint *endpoint, int rank)
 {
-    struct td__card *peer = &endpoint->peers[rank];
+    struct td__card *peer = td__peer(endpoint, rank);
     int64_t now = td__now_ns();
     int error = probe(endpoint, rank);
     if (!error && connect_lifeline(endpoint, rank))
@@ -407,20 +410,22 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
 
 void td__presence_begin(struct td__endpoint *endpoint)
 {
-    for (int r = 0; r < endpoint->size; r++) {
-        struct td__card *peer = &endpoint->peers[r];
+    struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint) {
         peer->process_watched = endpoint->detector_fns.has_left &&
                                 same_host(endpoint, r, endpoint->rank) &&
                                 is_neighbour(endpoint, peer);
         if (peer->process_watched && watch_process(endpoint, r))
             lose_process(endpoint, r);
     }
+    if (endpoint->grows)
+        return;
     /* At once, so that the next rank is watched from the start. */
-    int next = (endpoint->rank + 1) % endpoint->size;
+    int next = (endpoint->rank + 1) % endpoint->capacity;
     if (!same_host(endpoint, next, endpoint->rank) && connect_lifeline(endpoint, next)) {
-        atomic_store(&endpoint->peers[next].wanted, 2);
-    } else if (!endpoint->peers[next].process_watched) {
-        atomic_store(&endpoint->peers[next].wanted, 1);
+        atomic_store(&td__peer(endpoint, next)->wanted, 2);
+    } else if (!td__peer(endpoint, next)->process_watched) {
+        atomic_store(&td__peer(endpoint, next)->wanted, 1);
         atomic_store(&endpoint->lifelines_wanted, 1);
     }
 }
@@ -430,13 +435,14 @@ void td__presence_begin(struct td__endpoint *endpoint)
 void td__presence_tick(struct td__endpoint *endpoint)
 {
     td__presence_on_process_ends(endpoint);
-    for (int r = 0; r < endpoint->size; r++) {
-        const struct td__card *peer = &endpoint->peers[r];
+    const struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint) {
         if (!is_present(endpoint, r))
             continue;
         if (peer->process_watched && endpoint->detector_fns.has_left(endpoint->detector_arg, r))
             td__presence_settle(endpoint, r, TD__LEFT, 0);
-        else if (peer->lifeline >= 0 && td__cut_off(peer->lifeline))
+        else if (peer->lifeline >= 0 && !same_host(endpoint, r, endpoint->rank) &&
+                 td__cut_off(peer->lifeline))
             lose(endpoint, r, TD__CUT_OFF, TD__STATUS_UNKNOWN);
     }
     if (endpoint->detector_fns.tick && !atomic_load(&endpoint->leaving))
@@ -451,8 +457,8 @@ td__deadline td__presence_step(struct td__endpoint *endpoint)
         return 0;
     }
     int wanted = atomic_load(&endpoint->lifelines_wanted);
-    for (int r = 0; r < endpoint->size && wanted > 0; r++) {
-        struct td__card *peer = &endpoint->peers[r];
+    struct td__card *peer;
+    for (int r = 0; wanted > 0 && (peer = td__peer_from(endpoint, &r)); r++) {
         if (atomic_load(&peer->wanted) != 1)
             continue;
         wanted--;
@@ -476,8 +482,8 @@ td__deadline td__presence_step(struct td__endpoint *endpoint)
 void td__presence_end(struct td__endpoint *endpoint)
 {
     td__deadline end = td__deadline_in_ms(LAST_REPORT_ALL_MS);
-    for (int r = 0; r < endpoint->size; r++) {
-        const struct td__card *peer = &endpoint->peers[r];
+    struct td__card *peer;
+    TD__PEER_FOREACH (peer, r, endpoint) {
         if (!is_present(endpoint, r))
             continue;
         if (peer->process_watched && peer->process && td__process_has_ended(peer->process->fd, 0))
@@ -487,8 +493,8 @@ void td__presence_end(struct td__endpoint *endpoint)
         else
             td__presence_on_lifeline(endpoint, r);
     }
-    for (int r = 0; r < endpoint->size; r++)
-        endpoint->peers[r].report_end = td__deadline_earlier(endpoint->peers[r].report_end, end);
+    TD__PEER_FOREACH (peer, r, endpoint)
+        peer->report_end = td__deadline_earlier(peer->report_end, end);
     while (endpoint->reports)
         report_next(endpoint);
 }

@@ -264,6 +264,47 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
     return TD_OK;
 }
 
+static td_status open_store_alone(const char *text, int64_t timeout_ms, td_store **store)
+{
+    struct td__rendezvous_state state = {
+        .world = {.rank = -1, .world_size = -1, .local_rank = -1, .local_world_size = -1}};
+    struct td__url url;
+    char scheme[32];
+    const char *host;
+    int port;
+    if (!text && !(text = td__rendezvous_detect()))
+        return td_fail(TD_ERR_INVALID,
+                       "td_rendezvous_store: neither a URL nor the environment says where the "
+                       "store is; set MASTER_ADDR and MASTER_PORT, or start with tdrun");
+    TD_TRY(td__url_scheme(text, scheme));
+    bool env = !strcmp(scheme, "env"), tcp = !strcmp(scheme, "tcp"), file = !strcmp(scheme, "file");
+    if (env || tcp || file)
+        TD_TRY(td__url_parse(text, &url));
+    if (file && url.path[0] && !url.host[0])
+        return td_file_store_open(url.path, store);
+    if (tcp)
+        TD_TRY(td__rendezvous_check_tcp(&url));
+    if (env)
+        TD_TRY(td__rendezvous_env_address(&host, &port));
+    if (env || tcp)
+        return td__rendezvous_open_store(env ? host : url.host, env ? port : url.port, timeout_ms,
+                                         store);
+    td_rendezvous_options options = {.timeout_ms = timeout_ms, .rank = -1};
+    TD_TRY(open_store(text, &options, &state));
+    *store = state.world.store;
+    return TD_OK;
+}
+
+td_status td_rendezvous_store(const char *url, int64_t timeout_ms, td_store **store)
+{
+    if (!store)
+        return td_fail(TD_ERR_INVALID, "td_rendezvous_store: the output is NULL");
+    TD_TRY(td__check_kept_timeout("td_rendezvous_store", "timeout_ms", timeout_ms));
+    int64_t timeout = timeout_ms ? timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
+    TD_TRY(open_store_alone(url, timeout, store));
+    return td_store_set_timeout(*store, timeout);
+}
+
 td_status td_world_close(td_world *world)
 {
     if (!world)

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 enum { NEIGHBOUR_MS = 2000, BACK_EARLY_NS = 5000000 };
 
@@ -197,6 +199,59 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
     return TD_OK;
 }
 
+/* ---- Without a rank -------------------------------------------------------------------------- */
+
+/* Whether an address of `host` belongs to this machine: then a socket can be bound to it. */
+static bool is_here(const char *host, td__deadline deadline)
+{
+    struct td__address_list list;
+    bool retry, here = false;
+    if (td__resolve(host, 0, deadline, &list, &retry))
+        return false;
+    for (int i = 0; i < list.count && !here; i++) {
+        int fd = socket(list.at[i].any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        here = fd >= 0 && !bind(fd, &list.at[i].any, list.at[i].size);
+        if (fd >= 0)
+            close(fd);
+    }
+    return here;
+}
+
+/* The process that hosts the store may close it while another one connects; so both are tried in turns. */
+td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_ms,
+                                    td_store **store)
+{
+    char address[512];
+    td__deadline deadline = td__deadline_in_ms(timeout_ms);
+    td_tcp_store_options options = {.timeout_ms = timeout_ms};
+    TD_TRY(check_launcher());
+    td__endpoint_text(host, port, address, sizeof address);
+    const char *agent = td__env("TANDEM_AGENT_STORE");
+    bool here = !(agent && td__endpoint_is(address, agent)) && is_here(host, deadline);
+    if (port == 0)
+        return td_fail(TD_ERR_INVALID,
+                       "the store at %s: port 0 means any free port, and other processes could not "
+                       "know which; give a port",
+                       address);
+    for (;;) {
+        td_status status = TD_ERR_SYSTEM;
+        options.host_server = here;
+        options.linger_ms = here ? timeout_ms : 0;
+        options.timeout_ms = timeout_ms;
+        if (here)
+            status = td_tcp_store_open(host, port, &options, store);
+        if (status == TD_ERR_SYSTEM) {
+            options.host_server = false;
+            options.timeout_ms = here && NEIGHBOUR_MS < timeout_ms ? NEIGHBOUR_MS : timeout_ms;
+            status = td_tcp_store_open(host, port, &options, store);
+        }
+        if (!status)
+            return td_store_set_timeout(*store, timeout_ms);
+        if (status != TD_ERR_TIMEOUT || !here || td__deadline_passed(deadline))
+            return status;
+    }
+}
+
 /* ---- env:// ---------------------------------------------------------------------------------- */
 
 static td_status missing(const char *name, const char *meaning)
@@ -225,10 +280,29 @@ static td_status number_from_env(const char *name, const char *meaning, int low,
     return found ? TD_OK : missing(name, meaning);
 }
 
+td_status td__rendezvous_env_address(const char **host, int *port)
+{
+    *host = td__env("MASTER_ADDR");
+    if (!*host)
+        return missing("MASTER_ADDR", "on which host rank 0 is");
+    const char *port_text = td__env("MASTER_PORT");
+    if (!port_text)
+        return missing("MASTER_PORT", "at which port of MASTER_ADDR the store is");
+    if (!td__parse_int(port_text, INT_MIN, INT_MAX, port))
+        return td_fail(TD_ERR_INVALID,
+                       "env://: MASTER_PORT is \"%.100s\"; it must be a number from 0 to 65535",
+                       port_text);
+    if (*port < 0 || *port > 65535)
+        return td_fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
+                       *port);
+    return TD_OK;
+}
+
 td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
                              struct td__rendezvous_state *state)
 {
     int rank, world_size, port;
+    const char *host;
     bool found;
     if (url->host[0] || url->port >= 0 || url->path[0])
         return td_fail(TD_ERR_INVALID, "env://: it takes no host, port or path; MASTER_ADDR and "
@@ -236,19 +310,7 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
     TD_TRY(td__rendezvous_given(url, options, &rank, &world_size));
     TD_TRY(rank_from_env(options, &rank));
     TD_TRY(number_from_env("WORLD_SIZE", "how many processes there are", 1, &world_size));
-    const char *host = td__env("MASTER_ADDR");
-    if (!host)
-        return missing("MASTER_ADDR", "on which host rank 0 is");
-    const char *port_text = td__env("MASTER_PORT");
-    if (!port_text)
-        return missing("MASTER_PORT", "at which port of MASTER_ADDR the store is");
-    if (!td__parse_int(port_text, INT_MIN, INT_MAX, &port))
-        return td_fail(TD_ERR_INVALID,
-                       "env://: MASTER_PORT is \"%.100s\"; it must be a number from 0 to 65535",
-                       port_text);
-    if (port < 0 || port > 65535)
-        return td_fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
-                       port);
+    TD_TRY(td__rendezvous_env_address(&host, &port));
     TD_TRY(td__rendezvous_check("env://", rank, world_size));
     TD_TRY(td__env_number("LOCAL_RANK", 0, &state->world.local_rank, &found));
     TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &state->world.local_world_size, &found));
@@ -276,16 +338,22 @@ static td_status given_or_fail(const struct td__url *url, const td_rendezvous_op
     return td__rendezvous_check(what, *rank, *world_size);
 }
 
-td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *state)
+td_status td__rendezvous_check_tcp(const struct td__url *url)
 {
-    int rank = -1, world_size = -1;
     if (!url->host[0] || url->port < 0)
         return td_fail(TD_ERR_INVALID, "tcp://: the %s is missing; it is written tcp://host:port",
                        url->host[0] ? "port" : "host");
     if (url->path[0] && strcmp(url->path, "/") != 0)
         return td_fail(TD_ERR_INVALID, "tcp://%s:%d: it takes no path, but \"%.100s\" follows",
                        url->host, url->port, url->path);
+    return TD_OK;
+}
+
+td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
+                             struct td__rendezvous_state *state)
+{
+    int rank = -1, world_size = -1;
+    TD_TRY(td__rendezvous_check_tcp(url));
     TD_TRY(given_or_fail(url, options, &rank, &world_size));
     return td__rendezvous_open(url->host, url->port, rank, world_size, options, state);
 }

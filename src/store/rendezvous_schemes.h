@@ -56,6 +56,9 @@ td_status td__rendezvous_given(const struct td__url *url, const td_rendezvous_op
 /** … and stands where they have none and this is true. */
 bool td__rendezvous_rank_0(const td_rendezvous_options *options);
 
+/** TD_ERR_INVALID unless the URL has a host and a port, and no path. */
+td_status td__rendezvous_check_tcp(const struct td__url *url);
+
 /** TD_ERR_INVALID unless 0 <= rank < world_size. */
 td_status td__rendezvous_check(const char *what, int rank, int world_size);
 
@@ -64,6 +67,13 @@ td_status td__rendezvous_check(const char *what, int rank, int world_size);
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
                               const td_rendezvous_options *options,
                               struct td__rendezvous_state *state);
+
+/** The store of the job at host:port, for a process without a rank: hosts it, if this is its host and no process does. */
+td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_ms,
+                                    td_store **store);
+
+/** MASTER_ADDR and MASTER_PORT. */
+td_status td__rendezvous_env_address(const char **host, int *port);
 
 /** The number in an environment variable. *found says whether it is set (empty is not);
  *  TD_ERR_INVALID, which names it, when it is set to something else than a number >= low. */

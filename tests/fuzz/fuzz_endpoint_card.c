@@ -81,7 +81,7 @@ static void check_peers(const struct td__endpoint *endpoint)
 {
     int hosts = 0;
     for (int r = 0; r < endpoint->size; r++) {
-        const struct td__card *peer = &endpoint->peers[r];
+        const struct td__card *peer = td__peer(endpoint, r);
         check(strlen(peer->host_id) < TD__CARD_TEXT && strlen(peer->host_name) < TD__CARD_TEXT);
         check(strlen(peer->address) < TD__CARD_TEXT && strlen(peer->local) < TD__CARD_TEXT);
         check(peer->port >= 0 && peer->port <= 65535);
@@ -90,7 +90,7 @@ static void check_peers(const struct td__endpoint *endpoint)
         hosts += peer->host == hosts;
         check(strlen(td__endpoint_describe(endpoint, r)) > 0);
         for (int s = 0; s < r; s++) {
-            const struct td__card *other = &endpoint->peers[s];
+            const struct td__card *other = td__peer(endpoint, s);
             bool same = peer->shared && other->shared && !strcmp(peer->host_id, other->host_id);
             check((peer->host == other->host) == same);
         }
@@ -99,15 +99,14 @@ static void check_peers(const struct td__endpoint *endpoint)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static struct td__card peers[MOST];
     td_bytes cards[MOST];
-    struct td__endpoint endpoint = {.peers = peers};
+    struct td__endpoint endpoint = {.lock = PTHREAD_MUTEX_INITIALIZER};
     if (size < 1)
         return 0;
-    endpoint.size = 1 + (data[0] & 3);
+    endpoint.size = endpoint.capacity = 1 + (data[0] & 3);
     endpoint.rank = (data[0] >> 2 & 3) % endpoint.size;
     endpoint.own.tls = data[0] >> 4 & 1;
-    memset(peers, 0, sizeof peers);
+    endpoint.peers = calloc(MOST, sizeof *endpoint.peers);
     size_t at = 1;
     for (int r = 0; r < endpoint.size; r++) {
         uint8_t control = at < size ? data[at++] : 0;
@@ -122,6 +121,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                             strstr(td_last_error(), "TANDEM_TLS is")));
     else
         check_peers(&endpoint);
+    td__cards_free(&endpoint);
     for (int r = 0; r < endpoint.size; r++)
         free(cards[r].data);
     return 0;
