@@ -151,9 +151,11 @@ static td_value *cancelled(td_rpc_call *call, td_value *const *args, int count)
     return td_value_of(atomic_load(&rpc_cancelled));
 }
 
-static void register_all(void)
+void rpc_prepare(void)
 {
     static bool registered;
+    if (td_test_arg())
+        take_way(td_test_arg());
     if (registered)
         return;
     registered = true;
@@ -174,9 +176,7 @@ static void register_all(void)
 
 void rpc_begin(const td_rpc_options *options)
 {
-    if (td_test_arg())
-        take_way(td_test_arg());
-    register_all();
+    rpc_prepare();
     CHECK_OK(td_init_rpc(rpc_name(td_test_rank()), options));
 }
 

@@ -42,8 +42,9 @@
 extern atomic_int rpc_held;      /* calls of hold() that have begun */
 extern atomic_int rpc_cancelled; /* that have ended */
 
-/** Registers the functions, and makes this process a worker; NULL: the usual options. Takes the way that is the test's
- *  `arg`. */
+/** Registers the functions, and takes the way that is the test's `arg`; and makes this process a worker, too. NULL: the
+ *  usual options. */
+void rpc_prepare(void);
 void rpc_begin(const td_rpc_options *options);
 
 /** A graceful shutdown. */

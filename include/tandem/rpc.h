@@ -39,16 +39,20 @@ extern "C" {
 enum { TD_RPC_MAX_NAME = 128, TD_RPC_MAX_NESTING = 256 };
 
 typedef struct td_rpc_options {
-    int rank;                /* as in td_rendezvous_options */
-    int world_size;          /* likewise */
-    const char *init_method; /* NULL: as td_rendezvous() has it */
+    int rank;       /* as in td_rendezvous_options */
+    int world_size; /* likewise */
+    bool dynamic;   /* workers come and go: there is no world size, and ranks are given out */
+    const char
+        *init_method; /* NULL: as td_rendezvous() has it, or td_rendezvous_store() if dynamic */
     td_store
         *store; /* instead of an init method; must stay open until shutdown. With it, `rank` and
                                 `world_size` count as they are */
     int64_t timeout_ms; /* of calls; 0: TD_RPC_DEFAULT_TIMEOUT_MS */
     int threads; /* that run functions at once; 0: 16. Those that wait for another call do not count */
-    const char *backend; /* NULL: "native", the one that there is */
-    size_t max_message;  /* bytes of a call's values without its tensors; 0: 64 MiB */
+    const char
+        *backend; /* "native": through shared memory on one host, and TCP between hosts; "tcp": TCP
+                            alone. NULL: native, or what TANDEM_TRANSPORT says */
+    size_t max_message; /* bytes of a call's values without its tensors; 0: 64 MiB */
     void *reserved[4];
 } td_rpc_options;
 
@@ -56,8 +60,12 @@ typedef struct td_rpc_options {
  * Makes this process the worker `name` (letters, digits, '_', '-', '.', ':' and '/', at most TD_RPC_MAX_NAME), and
  * returns when all workers of the world have joined. Functions are registered before.
  *
+ * With `dynamic` it returns at once. Workers find each other by name from then on, at the first call; a name of a worker
+ * that has left, or was killed, may be used again. All workers of a store are dynamic, or none is.
+ *
  * Errors: TD_ERR_STATE (there is a worker already), TD_ERR_INVALID (the name or an option), TD_ERR_MISMATCH (another
- * worker has the name; both are named), and those of td_rendezvous().
+ * worker has the name or the rank; both are named), TD_ERR_PEER (a worker has ended before all have joined),
+ * TD_ERR_TIMEOUT (ranks that have not joined are named), and those of td_rendezvous().
  */
 TD_API td_status td_init_rpc(const char *name, const td_rpc_options *options);
 
@@ -69,8 +77,8 @@ typedef struct td_rpc_shutdown_options {
 
 /**
  * Ends the worker. Gracefully: serves calls until all workers have called this and no worker has work left;
- * then all leave. Remote references that are still in use are then reported in
- * the log, by name.
+ * then all leave. A dynamic worker leaves when it has no calls of its own, and serves none. Remote references that are
+ * still in use are then reported in the log, by name.
  *
  * Errors: TD_ERR_STATE (no worker; or called by a function that serves a call), TD_ERR_TIMEOUT (names workers that
  * have not called it, or still have work; the worker has ended then, too).

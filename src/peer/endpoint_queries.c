@@ -10,6 +10,7 @@
 #include "os/socket.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -148,10 +149,26 @@ void td__endpoint_answer_query(struct td__endpoint *endpoint, const struct td__r
     close(fd);
 }
 
+/* Closes the lifelines of ranks that have left or ended. */
+static void close_ended_watchers(struct td__endpoint *endpoint)
+{
+    int *watchers = (int *)endpoint->watchers.data;
+    size_t count = endpoint->watchers.size / sizeof *watchers, kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct pollfd poll_fd = {.fd = watchers[i], .events = POLLIN};
+        if (poll(&poll_fd, 1, 0) > 0)
+            close(watchers[i]);
+        else
+            watchers[kept++] = watchers[i];
+    }
+    endpoint->watchers.size = kept * sizeof *watchers;
+}
+
 /* Keeps the connection open until this rank leaves or ends, which the other side detects. */
 void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd)
 {
     pthread_mutex_lock(&endpoint->lock);
+    close_ended_watchers(endpoint);
     if (td__buffer_reserve(&endpoint->watchers, sizeof fd) && td__reply(fd, TD__REPLY_ACCEPTED))
         td__buffer_put(&endpoint->watchers, &fd, sizeof fd);
     else

@@ -83,7 +83,7 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
     int wait_status = td__endpoint_wait_status(endpoint, rank);
     td__wait_status_text(wait_status, text, sizeof text);
     if (wait_status != TD__STATUS_UNKNOWN && WIFEXITED(wait_status))
-        strcat(text, " without leaving the group");
+        strcat(text, endpoint->grows ? " without leaving" : " without leaving the group");
     return text;
 }
 

@@ -29,7 +29,7 @@ static void finish(struct td__rpc_agent *agent, bool done, struct control *contr
 static bool is_gone(struct td__rpc_agent *agent, int rank)
 {
     pthread_mutex_lock(&agent->lock);
-    bool gone = agent->workers[rank]->gone;
+    bool gone = td__worker(agent, rank)->gone;
     pthread_mutex_unlock(&agent->lock);
     return gone;
 }
@@ -82,7 +82,7 @@ void td__control_send(struct td__rpc_agent *agent, int to, enum td__control kind
     *control = (struct control){
         .to = to, .kind = kind, .id = id, .fork = fork, .done = done, .arg = arg};
     pthread_mutex_lock(&agent->lock);
-    control->number = ++agent->workers[to]->sent;
+    control->number = ++td__worker(agent, to)->sent;
     pthread_mutex_unlock(&agent->lock);
     send_control(agent, control);
 }
@@ -140,7 +140,7 @@ td_value *td__control_receive(td_rpc_call *call, td_value *const *args, int coun
             return NULL;
     pthread_mutex_lock(&agent->lock);
     bool is_new;
-    td_status status = note(agent->workers[call->from], (uint64_t)at[0], &is_new);
+    td_status status = note(td__worker(agent, call->from), (uint64_t)at[0], &is_new);
     pthread_mutex_unlock(&agent->lock);
     if (status ||
         (is_new && td__rref_control(agent, call->from, at[1], (uint64_t)at[2], (uint64_t)at[3])))

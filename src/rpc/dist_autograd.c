@@ -151,13 +151,14 @@ static void release_all(td_future **futures, int count)
 }
 
 /* Adds the ranks of a list to those that take part. */
-static void join(const td_value *list, bool *part, int size)
+static td_status join(const td_value *list, struct td__rank_set *part, int limit)
 {
     for (int64_t i = 0; i < td_value_count(list); i++) {
         int64_t rank = list->items[i]->kind == TD_VALUE_INT ? list->items[i]->integer : -1;
-        if (rank >= 0 && rank < size)
-            part[rank] = true;
+        if (rank >= 0 && rank < limit && !td__rank_set_add(part, (int)rank))
+            return td__fail_nomem("backward");
     }
+    return TD_OK;
 }
 
 /* The answer to td.expect: this worker, and those which the senders that it has asked have named. */
@@ -166,24 +167,23 @@ static td_value *name_participants(td_future *all, void *arg)
     (void)arg;
     struct td__rpc_agent *agent = td__agent_hold();
     td_value *answers = td_future_wait(all, 0);
-    bool *part = agent && answers ? calloc((size_t)agent->size, sizeof *part) : NULL;
-    td_value *list = NULL;
-    if (part) {
-        for (int64_t i = 0; i < td_value_count(answers); i++)
-            join(td_value_at(answers, i), part, agent->size);
-        part[agent->rank] = true;
-        list = td__value_adopt(td__value_new_list(agent->size));
-        for (int r = 0; list && r < agent->size; r++) {
-            td_value *item = part[r] ? td__value_create(TD_VALUE_INT, 0) : NULL;
-            if (item) {
-                item->integer = r;
-                td__value_append(list, NULL, item);
-            }
+    struct td__rank_set part = {0};
+    td_status status = agent && answers ? TD_OK : TD_ERR_STATE;
+    for (int64_t i = 0; !status && i < td_value_count(answers); i++)
+        status = join(td_value_at(answers, i), &part, agent->limit);
+    if (!status && !td__rank_set_add(&part, agent->rank))
+        status = td__fail_nomem("backward");
+    td_value *list = status ? NULL : td__value_adopt(td__value_new_list(part.count));
+    for (int i = 0; list && i < part.count; i++) {
+        td_value *item = td__value_create(TD_VALUE_INT, 0);
+        if (item)
+            item->integer = part.at[i];
+        if (!item || !td__value_append(list, NULL, item)) {
+            td_value_release(item);
+            list = NULL;
         }
-    } else if (answers) {
-        td__fail_nomem("backward");
     }
-    free(part);
+    td__rank_set_free(&part);
     td__agent_leave(agent);
     return list;
 }
@@ -431,19 +431,18 @@ static td_status seed(struct td__dist_pass *pass, td_tensor *const *roots, int c
 }
 
 /* Waits for all futures; the first failure is the result. Joins their answers, where `part` is not NULL. */
-static td_status await(td_future **futures, int count, bool *part, int size)
+static td_status await(td_future **futures, int count, struct td__rank_set *part, int limit)
 {
     td_status status = TD_OK;
     struct td__error error;
     for (int i = 0; i < count; i++) {
         TD_SCOPE;
         td_value *answer = td_future_wait(futures[i], 0);
-        if (!answer && !status) {
+        bool joined = answer && (!part || !join(answer, part, limit));
+        if (!joined && !status) {
             status = td__error_status();
             td__error_save(&error);
         }
-        if (answer && part)
-            join(answer, part, size);
     }
     return status ? td__error_restore(&error) : TD_OK;
 }
@@ -494,16 +493,16 @@ static td_status follow(td_future *future, struct td__grad_context *context, uin
 
 /* Runs the passes of all workers that take part. */
 static td_status run_all(struct td__rpc_agent *agent, struct td__grad_context *context,
-                         uint64_t number, const bool *part)
+                         uint64_t number, const struct td__rank_set *part)
 {
-    td_future **futures = calloc((size_t)agent->size, sizeof *futures);
+    td_future **futures = calloc((size_t)part->count, sizeof *futures);
     td_status status = futures ? TD_OK : td__fail_nomem("backward");
     struct td__error error;
     int count = 0;
-    for (int r = 0; !status && r < agent->size; r++) {
-        if (!part[r] || r == agent->rank)
+    for (int i = 0; !status && i < part->count; i++) {
+        if (part->at[i] == agent->rank)
             continue;
-        futures[count] = start_on(agent, r, "td.backward", context->id, number, NULL);
+        futures[count] = start_on(agent, part->at[i], "td.backward", context->id, number, NULL);
         if (futures[count])
             status = follow(futures[count++], context, number);
         else
@@ -535,9 +534,7 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
     td_future **futures = NULL;
     int asked = 0;
     uint64_t number = td__rref_new_id(agent);
-    bool *part = calloc((size_t)agent->size, sizeof *part);
-    if (!part)
-        return td__fail_nomem("backward");
+    struct td__rank_set part = {0};
     pthread_mutex_lock(&context->lock);
     td_status status = context->pass ? td_fail(TD_ERR_STATE, "td_dist_backward: a backward pass of "
                                                              "this context is running")
@@ -548,21 +545,23 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
     if (!status)
         status = ask_senders(agent, pass, retain_graph, &futures, &asked);
     if (!status)
-        status = await(futures, asked, part, agent->size);
+        status = await(futures, asked, &part, agent->limit);
     if (!status)
-        status = run_all(agent, context, number, part);
+        status = run_all(agent, context, number, &part);
     if (status && pass) {
         struct td__error error;
         td__error_save(&error);
-        for (int r = 0; r < agent->size; r++)
-            if (r != agent->rank && td__context_reaches(context, r))
-                td_future_release(
-                    start_on(agent, r, "td.backward_fail", context->id, number, error.text));
+        struct td__rank_set reaches = td__context_reaches(context);
+        for (int i = 0; i < reaches.count; i++)
+            if (reaches.at[i] != agent->rank)
+                td_future_release(start_on(agent, reaches.at[i], "td.backward_fail", context->id,
+                                           number, error.text));
+        td__rank_set_free(&reaches);
         fail_pass(context, number, error.status, error.text);
         td__error_restore(&error);
     }
     release_all(futures, asked);
-    free(part);
+    td__rank_set_free(&part);
     return status;
 }
 

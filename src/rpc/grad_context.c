@@ -52,18 +52,14 @@ struct leaf_grad {
 
 /* ---- Contexts -------------------------------------------------------------------------------- */
 
-static struct td__grad_context *make_context(struct td__rpc_agent *agent, uint64_t id)
+static struct td__grad_context *make_context(uint64_t id)
 {
     struct td__grad_context *context = calloc(1, sizeof *context);
-    bool *workers = calloc((size_t)agent->size, sizeof *workers);
-    if (!context || !workers) {
-        free(context);
-        free(workers);
+    if (!context) {
         td__fail_nomem("context");
         return NULL;
     }
     context->id = id;
-    context->workers = workers;
     context->node.key = (const char *)&context->id;
     context->node.key_size = sizeof context->id;
     atomic_init(&context->users, 1);
@@ -78,7 +74,7 @@ struct td__grad_context *td__context_find(struct td__rpc_agent *agent, uint64_t 
     struct td__grad_context *context = node ? TD__CONTAINER(node, struct td__grad_context, node)
                                             : NULL;
     if (!context && add) {
-        context = make_context(agent, id);
+        context = make_context(id);
         if (context && !td__map_insert(&agent->contexts, &context->node)) {
             td__context_release(context);
             context = NULL;
@@ -112,14 +108,16 @@ void td__context_release(struct td__grad_context *context)
     td__map_free(&context->sends);
     td__map_free(&context->grads);
     pthread_mutex_destroy(&context->lock);
-    free(context->workers);
+    td__rank_set_free(&context->workers);
     free(context);
 }
 
-bool td__context_reaches(struct td__grad_context *context, int rank)
+struct td__rank_set td__context_reaches(struct td__grad_context *context)
 {
+    struct td__rank_set reaches = {0};
     pthread_mutex_lock(&context->lock);
-    bool reaches = context->workers[rank];
+    for (int i = 0; i < context->workers.count; i++)
+        td__rank_set_add(&reaches, context->workers.at[i]);
     pthread_mutex_unlock(&context->lock);
     return reaches;
 }
@@ -148,9 +146,11 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
     struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
     if (td__on_context_end)
         td__on_context_end(context);
-    for (int r = 0; r < agent->size; r++)
-        if (r != agent->rank && td__context_reaches(context, r))
-            send_end(agent, r, id);
+    struct td__rank_set reaches = td__context_reaches(context);
+    for (int i = 0; i < reaches.count; i++)
+        if (reaches.at[i] != agent->rank)
+            send_end(agent, reaches.at[i], id);
+    td__rank_set_free(&reaches);
     td__context_release(context);
 }
 
@@ -162,7 +162,7 @@ void td__contexts_lost(struct td__rpc_agent *agent, int rank)
         for (struct td__map_node *node = td__map_next(&agent->contexts, NULL); node && !id;
              node = td__map_next(&agent->contexts, node)) {
             struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
-            if (rank < 0 || (int)(context->id >> 48) == rank)
+            if (rank < 0 || td__id_rank(context->id) == rank)
                 id = context->id;
         }
         pthread_mutex_unlock(&agent->context_lock);
@@ -187,8 +187,8 @@ static td_status add_send(struct td__grad_context *context, uint64_t message, st
     sent->node.key = (const char *)&sent->message;
     sent->node.key_size = sizeof sent->message;
     pthread_mutex_lock(&context->lock);
-    context->workers[to] = true;
-    bool added = td__map_insert(&context->sends, &sent->node);
+    bool added = td__rank_set_add(&context->workers, to) &&
+                 td__map_insert(&context->sends, &sent->node);
     pthread_mutex_unlock(&context->lock);
     if (added)
         return TD_OK;
@@ -206,10 +206,11 @@ td_status td__context_send(struct td__message *message, struct td__message_heade
         return TD_OK;
     }
     pthread_mutex_lock(&context->lock);
-    context->workers[message->to] = true;
+    bool noted = td__rank_set_add(&context->workers, message->to);
     pthread_mutex_unlock(&context->lock);
     td_node_spec spec = {.more_inputs = message->recorded, .input_count = message->recorded_count};
-    td_status status = message->recorded_count
+    td_status status = !noted ? td__fail_nomem("context")
+                       : message->recorded_count
                            ? td__node_make(&td__send_function, message->recorded_count, &spec,
                                            &graph)
                            : TD_OK;

@@ -10,6 +10,7 @@
 #define TD_RPC_GRAD_CONTEXT_H
 
 #include "autograd/graph.h"
+#include "rpc/rank_set.h"
 #include "rpc/rpc_agent.h"
 
 struct td__dist_pass;
@@ -18,10 +19,10 @@ struct td__grad_context {
     struct td__map_node node;
     uint64_t id;
     atomic_int users;
-    pthread_mutex_t lock; /* for what follows */
-    struct td__map sends; /* send nodes by the id of their message */
-    struct td__map grads; /* by the leaf */
-    bool *workers;        /* to which calls were made in the context */
+    pthread_mutex_t lock;        /* for what follows */
+    struct td__map sends;        /* send nodes by the id of their message */
+    struct td__map grads;        /* by the leaf */
+    struct td__rank_set workers; /* to which calls were made in the context */
     struct td__dist_pass *pass;
 };
 
@@ -43,8 +44,8 @@ extern _Thread_local uint64_t td__current_context;
 struct td__grad_context *td__context_find(struct td__rpc_agent *agent, uint64_t id, bool add);
 void td__context_release(struct td__grad_context *context);
 
-/** Whether calls were made to a worker in it. */
-bool td__context_reaches(struct td__grad_context *context, int rank);
+/** The workers to which calls were made in it, for td__rank_set_free(). */
+struct td__rank_set td__context_reaches(struct td__grad_context *context);
 
 /** Frees a context here, and on the workers to which calls were made in it. */
 void td__context_end(struct td__rpc_agent *agent, uint64_t id);

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/option_rules.h"
+#include "base/text.h"
 #include "os/socket.h"
 #include "rpc/grad_context.h"
 #include "rpc/lease.h"
@@ -105,7 +106,7 @@ td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__messa
         return TD_OK;
     }
     pthread_mutex_lock(&agent->lock);
-    struct td__rpc_worker *worker = agent->workers[rank];
+    struct td__rpc_worker *worker = td__worker(agent, rank);
     bool gone = worker->gone, connect = false;
     struct td__rpc_link *link = gone ? NULL : worker->link;
     if (link) {
@@ -200,6 +201,35 @@ void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
 
 /* ---- Beginning ------------------------------------------------------------------------------- */
 
+/* How workers reach each other. */
+static const struct rpc_backend {
+    const char *name;
+    bool shared; /* through shared memory on one host */
+} backends[] = {{"native", true}, {"tcp", false}};
+
+enum { BACKENDS = sizeof backends / sizeof *backends };
+
+/* By name; NULL: the one that TANDEM_TRANSPORT says, as for process groups. */
+static const struct rpc_backend *find_backend(const char *name)
+{
+    const char *transport = getenv("TANDEM_TRANSPORT");
+    if (!name)
+        name = transport && !strcmp(transport, "tcp") ? "tcp" : "native";
+    for (int i = 0; i < BACKENDS; i++)
+        if (!strcmp(backends[i].name, name))
+            return &backends[i];
+    return NULL;
+}
+
+static td_status fail_backend(const char *name)
+{
+    char known[64] = "";
+    for (int i = 0; i < BACKENDS; i++)
+        td__text_add(known, sizeof known, "%s%s", i ? ", " : "", backends[i].name);
+    return td_fail(TD_ERR_INVALID, "td_init_rpc: there is no backend \"%.100s\"; there are: %s",
+                   name, known);
+}
+
 static td_status check_options(const char *name, const td_rpc_options *options)
 {
     if (!name || !*name || strlen(name) > TD_RPC_MAX_NAME)
@@ -215,9 +245,12 @@ static td_status check_options(const char *name, const td_rpc_options *options)
     if (options->timeout_ms < 0 || options->threads < 0 || options->threads > MAX_THREADS)
         return td_fail(TD_ERR_INVALID, "td_init_rpc: %s is negative or too large",
                        options->timeout_ms < 0 ? "timeout_ms" : "threads");
-    if (options->backend && strcmp(options->backend, "native"))
-        return td_fail(TD_ERR_INVALID, "td_init_rpc: there is no backend \"%s\"; there is: native",
-                       options->backend);
+    if (options->dynamic && (options->rank || options->world_size))
+        return td_fail(TD_ERR_INVALID,
+                       "td_init_rpc: a dynamic worker gets its rank, and there is no world size; "
+                       "leave both 0");
+    if (!find_backend(options->backend))
+        return fail_backend(options->backend);
     if (options->store && options->init_method)
         return td_fail(TD_ERR_INVALID, "td_init_rpc: both a store and an init method are given");
     return TD_OK;
@@ -280,25 +313,42 @@ static struct td__rpc_agent *create(const char *name, const td_rpc_options *opti
     return agent;
 }
 
-static td_status open_store(struct td__rpc_agent *agent, const td_rpc_options *options)
+/* Opens the store, and finds rank and size; *given is the whole store. */
+static td_status open_store(struct td__rpc_agent *agent, const td_rpc_options *options,
+                            td_store **given)
 {
-    td_store *store = options->store;
-    if (store) {
-        agent->rank = options->rank;
-        agent->size = options->world_size;
-        if (agent->size < 1 || agent->rank < 0 || agent->rank >= agent->size)
-            return td_fail(TD_ERR_INVALID,
-                           "td_init_rpc: rank %d of %d: ranks are 0 to world_size - 1",
-                           options->rank, options->world_size);
-    } else {
+    *given = options->store;
+    agent->dynamic = options->dynamic;
+    agent->limit = TD__MAX_RANKS;
+    if (options->dynamic && !options->store) {
+        TD_TRY(td_rendezvous_store(options->init_method, 0, &agent->world.store));
+        *given = agent->world.store;
+    } else if (!options->store) {
         td_rendezvous_options rendezvous = {.rank = options->rank,
                                             .world_size = options->world_size};
         TD_TRY(td_rendezvous(options->init_method, &rendezvous, &agent->world));
-        store = agent->world.store;
+        *given = agent->world.store;
         agent->rank = agent->world.rank;
-        agent->size = agent->world.world_size;
+        agent->limit = agent->world.world_size;
+    } else if (!options->dynamic) {
+        agent->rank = options->rank;
+        agent->limit = options->world_size;
     }
-    return td_prefix_store_open("\1rpc", store, &agent->store);
+    if (!agent->dynamic && (agent->limit < 1 || agent->limit >= TD__MAX_RANKS || agent->rank < 0 ||
+                            agent->rank >= agent->limit))
+        return td_fail(TD_ERR_INVALID, "td_init_rpc: rank %d of %d: ranks are 0 to world_size - 1",
+                       options->rank, options->world_size);
+    return td_prefix_store_open("\1rpc", *given, &agent->store);
+}
+
+static td_status join(struct td__rpc_agent *agent, const td_rpc_options *options)
+{
+    char host[64];
+    td_store *given;
+    TD_TRY(open_store(agent, options, &given));
+    td__own_address(given, host);
+    TD_TRY(td__io_open(agent));
+    return td__membership_join(agent, given, host, find_backend(options->backend)->shared);
 }
 
 td_status td_init_rpc(const char *name, const td_rpc_options *options)
@@ -321,14 +371,11 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
     if (!status)
         status = td__heartbeat_read();
     if (!status)
-        status = open_store(agent, options);
-    if (!status)
-        status = td__io_open(agent);
-    if (!status)
-        status = td__workers_join(agent);
+        status = join(agent, options);
     if (status && agent) {
         struct td__error error;
         td__error_save(&error);
+        td__membership_withdraw(agent);
         destroy(agent);
         td__error_restore(&error);
     } else if (!status) {
@@ -385,7 +432,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
                                                 : TD__NEVER;
     atomic_store(&agent->finishing, !options->now);
     if (!options->now)
-        status = td__workers_leave(agent, await_idle, deadline);
+        status = td__membership_leave(agent, await_idle, deadline);
     struct td__error error;
     td__error_save(&error);
     pthread_mutex_lock(&agent->calls_lock);
@@ -395,6 +442,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     td__rrefs_abort(agent);
     td__rpc_keep_borrowed();
     atomic_store(&agent->leaving, true);
+    td__membership_withdraw(agent);
     td__workers_say_goodbye(agent);
     atomic_store(&current, NULL);
     td__agent_leave(agent);

@@ -1,6 +1,7 @@
 /* The agent: the worker of this process, its links to other workers, and the threads that serve calls.
  *
  *     rpc_agent.c   initialization and shutdown
+ *     membership.c  joining and leaving the world of workers
  *     workers.c     the other workers: names, ranks, connecting
  *     link.c        a link to one of them: a socket, and rings in shared memory on one host
  *     io.c          which thread reads the links, and which runs functions
@@ -99,9 +100,11 @@ struct td__rpc_worker {
 
     bool forks_ended; /* it has gone, and gets no forks any more; under the agent's rref_lock */
 
+    int rank;
+    atomic_bool resolved; /* its name is known, and its endpoint */
     struct td__map_node by_name;
     char name[TD_RPC_MAX_NAME + 1];
-    int rank;
+    char label[16];            /* for texts, until it is resolved: "rank 3" */
     struct td__rpc_link *link; /* NULL: none is open */
     atomic_uint ended;         /* how many links have ended before */
     bool connecting;
@@ -147,8 +150,9 @@ struct td_rpc_call {
 
 struct td__rpc_agent {
     char name[TD_RPC_MAX_NAME + 1];
-    int rank, size;
-    int64_t epoch;       /* how often this rank has become a worker */
+    bool dynamic;        /* workers come and go */
+    int rank, limit;     /* ranks are below it */
+    int64_t epoch;       /* how often this rank has become a worker; 0 if it is dynamic */
     unsigned generation; /* of forks */
     int64_t timeout_ms;
     int threads;
@@ -158,8 +162,9 @@ struct td__rpc_agent {
     struct td__endpoint *endpoint;
     struct td__endpoint_waiter waiter;
 
-    pthread_mutex_t lock;            /* workers */
-    struct td__rpc_worker **workers; /* by rank */
+    pthread_mutex_t lock;                    /* workers */
+    struct td__rpc_worker *_Atomic *workers; /* by rank; NULL: not known. They stay until the end */
+    atomic_int known;                        /* those that are known are below it */
     struct td__map names;
 
     /* Reading (io.c). */
@@ -176,7 +181,8 @@ struct td__rpc_agent {
     int link_count, link_capacity;
     struct td__rpc_link **by_id; /* under `lock` */
     uint64_t id_count, id_capacity;
-    bool oversubscribed;
+    int near; /* workers of this host; under `lock` */
+    atomic_bool oversubscribed;
     atomic_bool missed; /* a thread that was woken could not take the lead */
     atomic_bool presence_changed;
     atomic_int pollers;            /* threads that wait for a future, and poll */
@@ -241,10 +247,54 @@ void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
 /** A link has ended. On the thread that leads. */
 void td__agent_link_ended(struct td__rpc_link *link);
 
+/* ---- membership.c ----------------------------------------------------------------------------- */
+
+/** Publishes this worker, which gets a rank if the world is dynamic, and waits for all others if it is not. `given` is
+ *  the store of which the agent has a part. */
+td_status td__membership_join(struct td__rpc_agent *agent, td_store *given, const char *host,
+                              bool shared);
+
+/** Waits until no worker has work left, in a dynamic world this one; `await_idle` waits until this one has none. */
+td_status td__membership_leave(struct td__rpc_agent *agent,
+                               bool (*await_idle)(struct td__rpc_agent *agent,
+                                                  td__deadline deadline),
+                               td__deadline deadline);
+
+/** This worker is not found in the store any more; also after it could not join. */
+void td__membership_withdraw(struct td__rpc_agent *agent);
+
+/** In a dynamic world: looks up the rank of a name, -1 if no worker has it; and the worker of a rank, which is resolved
+ *  then: TD_ERR_PEER if it has left. */
+td_status td__membership_find_name(struct td__rpc_agent *agent, const char *name, int *rank);
+td_status td__membership_introduce(struct td__rpc_agent *agent, int rank);
+
 /* ---- workers.c ------------------------------------------------------------------------------- */
 
-/** Publishes this worker, and waits for all others. */
-td_status td__workers_join(struct td__rpc_agent *agent);
+/** The worker of a rank; NULL: not known. */
+static inline struct td__rpc_worker *td__worker(const struct td__rpc_agent *agent, int rank)
+{
+    return atomic_load_explicit(&agent->workers[rank], memory_order_acquire);
+}
+
+/** The first known worker from *rank on, and its rank; NULL if there is none. */
+static inline struct td__rpc_worker *td__worker_from(const struct td__rpc_agent *agent, int *rank)
+{
+    int known = agent->workers ? atomic_load_explicit(&agent->known, memory_order_acquire) : 0;
+    struct td__rpc_worker *worker = NULL;
+    while (*rank < known && !(worker = td__worker(agent, *rank)))
+        ++*rank;
+    return worker;
+}
+
+#define TD__WORKER_FOREACH(worker, r, agent)                                                       \
+    for (int r = 0; (worker = td__worker_from(agent, &r)) != NULL; r++)
+
+/** The same, and it is known from now on. NULL: no memory. */
+struct td__rpc_worker *td__worker_get(struct td__rpc_agent *agent, int rank);
+
+/** Makes the table of workers, and the endpoint; and starts to watch the workers of links. */
+td_status td__workers_open(struct td__rpc_agent *agent, const char *host, bool shared);
+td_status td__workers_watch(struct td__rpc_agent *agent);
 
 /** Serves calls from now on, whose functions may use the agent of the process. */
 void td__workers_listen(struct td__rpc_agent *agent);
@@ -253,19 +303,24 @@ void td__workers_listen(struct td__rpc_agent *agent);
 void td__workers_close(struct td__rpc_agent *agent);
 void td__workers_free(struct td__rpc_agent *agent);
 
-/** The rank of a name; -1, with the last error set, if there is none. */
+/** Resolves a worker by what it has published: its name, and the card of its endpoint. TD_ERR_MISMATCH if another worker
+ *  of a fixed world has the name. */
+td_status td__worker_introduce(struct td__rpc_agent *agent, int rank, const td_bytes *published);
+
+/** Resolves a worker, which may wait for the store. TD_ERR_PEER if it has left. */
+td_status td__worker_resolve(struct td__rpc_agent *agent, int rank);
+
+/** The rank of a name; -1, with the last error set, if there is none. It may wait for the store. */
 int td__worker_rank(struct td__rpc_agent *agent, const char *name);
+
+/** Its name; "rank 3" if it is not resolved. */
 const char *td__worker_name_of(struct td__rpc_agent *agent, int rank);
-/** Whether it is on this host. */
+
+/** Whether it is known to be on this host. */
 bool td__worker_is_near(struct td__rpc_agent *agent, int rank);
 
 /** Opens a link to a worker, on another thread; messages wait for it. */
 void td__workers_connect(struct td__rpc_agent *agent, int rank);
-
-/** Waits until no worker has work left; `await_idle` waits until this one has none. */
-td_status td__workers_leave(struct td__rpc_agent *agent,
-                            bool (*await_idle)(struct td__rpc_agent *agent, td__deadline deadline),
-                            td__deadline deadline);
 
 /** Tells the other workers that nothing comes any more. */
 void td__workers_say_goodbye(struct td__rpc_agent *agent);
@@ -393,8 +448,13 @@ td_value *td__future_value(const td_future *future);
 td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future, void *arg),
                                  void *arg);
 
-/** An id that no other reference, fork, context or message has. */
+/** An id that no other reference, fork, context or message has; and the rank that has made it. */
 uint64_t td__rref_new_id(struct td__rpc_agent *agent);
+static inline int td__id_rank(uint64_t id)
+{
+    return (int)(id >> 44);
+}
+_Static_assert(TD__MAX_RANKS <= 1 << 20, "ranks fit into ids");
 
 /* ---- rref.c ---------------------------------------------------------------------------------- */
 

@@ -76,7 +76,7 @@ td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *functi
             agent->first_free = entry->next_free;
             entry->future = td_future_retain(future);
             entry->to = to;
-            entry->link = atomic_load(&agent->workers[to]->ended);
+            entry->link = atomic_load(&td__worker(agent, to)->ended);
             entry->deadline = deadline;
             entry->timeout_ms = timeout_ms;
             size_t length = strnlen(function, sizeof entry->function - 1);
@@ -286,7 +286,7 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
     uint64_t id;
     options = options ? options : &none;
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : agent->timeout_ms;
-    if (check_call(call, function, args, options) ||
+    if (check_call(call, function, args, options) || !td__worker_get(agent, to) ||
         td__call_begin(agent, to, strncmp(function, "td.", 3) ? function : call, timeout_ms,
                        &future, &id))
         return NULL;

@@ -16,6 +16,7 @@ struct td_rref {
     uint64_t id, fork;
     int owner;
     char owner_name[TD_RPC_MAX_NAME + 1];
+    atomic_bool named;            /* owner_name is final */
     struct td__rref_entry *entry; /* on the owner */
     atomic_bool confirmed;
     atomic_bool ended; /* the owner needs no DELETE */
@@ -31,7 +32,7 @@ struct child { /* of a fork that this worker has passed on, until its ACCEPTED *
 
 uint64_t td__rref_new_id(struct td__rpc_agent *agent)
 {
-    return (uint64_t)agent->rank << 48 | (atomic_fetch_add(&agent->last_id, 1) + 1);
+    return (uint64_t)agent->rank << 44 | (atomic_fetch_add(&agent->last_id, 1) + 1);
 }
 
 /* ---- Handles --------------------------------------------------------------------------------- */
@@ -49,6 +50,7 @@ static td_rref *make_handle(struct td__rpc_agent *agent, uint64_t id, uint64_t f
     rref->fork = fork;
     rref->owner = owner;
     snprintf(rref->owner_name, sizeof rref->owner_name, "%s", td__worker_name_of(agent, owner));
+    atomic_init(&rref->named, atomic_load(&td__worker(agent, owner)->resolved));
     return rref;
 }
 
@@ -207,10 +209,12 @@ static td_rref *receive_fork(struct td__rpc_agent *agent, int parent,
 
 td_rref *td__rref_get(struct td__rpc_agent *agent, int from, const struct td__rref_record *record)
 {
-    if (record->owner < 0 || record->owner >= agent->size) {
+    if (record->owner < 0 || record->owner >= agent->limit) {
         td_fail(TD_ERR_INVALID, "a reference in a message is not valid");
         return NULL;
     }
+    if (!td__worker_get(agent, record->owner))
+        return NULL;
     if (record->owner != agent->rank)
         return receive_fork(agent, from, record);
     td_rref *rref = td__rref_own(agent, record->id, false, NULL);
@@ -385,9 +389,27 @@ struct td__rpc_agent *td__rref_enter(const td_rref *rref, const char *call)
     return NULL;
 }
 
+/* A worker that has got a reference to a value of a third one may not know the name of that yet. */
+static void find_owner_name(td_rref *rref)
+{
+    struct td__rpc_agent *agent = atomic_load(&rref->named) ? NULL : td__agent_hold();
+    if (agent && agent->serial == rref->serial && !td__worker_resolve(agent, rref->owner)) {
+        pthread_mutex_lock(&agent->rref_lock);
+        if (!atomic_load(&rref->named))
+            snprintf(rref->owner_name, sizeof rref->owner_name, "%s",
+                     td__worker_name_of(agent, rref->owner));
+        atomic_store(&rref->named, true);
+        pthread_mutex_unlock(&agent->rref_lock);
+    }
+    td__agent_leave(agent);
+}
+
 const char *td_rref_owner(const td_rref *rref)
 {
-    return rref ? rref->owner_name : NULL;
+    if (!rref)
+        return NULL;
+    find_owner_name((td_rref *)rref);
+    return rref->owner_name;
 }
 
 bool td_rref_is_owner(const td_rref *rref)

@@ -74,7 +74,7 @@ static void free_entry(struct td__rref_entry *entry)
 static bool add_fork(struct td__rpc_agent *agent, struct td__rref_entry *entry, uint64_t fork,
                      int rank)
 {
-    if (agent->workers[rank]->forks_ended)
+    if (td__worker(agent, rank)->forks_ended)
         return true;
     if (entry->fork_count == entry->fork_capacity) {
         int capacity = entry->fork_capacity ? 2 * entry->fork_capacity : 4;
@@ -159,7 +159,7 @@ td_status td__rref_fork_add(struct td__rpc_agent *agent, uint64_t id, uint64_t f
  * timeout, and may still come. */
 td_status td__rref_fork_delete(struct td__rpc_agent *agent, uint64_t id, uint64_t fork, int from)
 {
-    bool maker = (int)(id >> 48) == from;
+    bool maker = td__id_rank(id) == from;
     pthread_mutex_lock(&agent->rref_lock);
     struct td__rref_entry *entry = maker ? add_entry(agent, id) : find_entry(agent, id);
     if (entry && !remove_fork(entry, fork) && maker && !entry->made)
@@ -277,7 +277,7 @@ td_future *td__rref_use(struct td__rpc_agent *agent, uint64_t id)
 static bool lose_worker(struct td__rref_entry *entry, int rank, bool forks, bool *fail)
 {
     bool changed = forks && remove_forks_of(entry, rank);
-    *fail = !entry->made && (int)(entry->id >> 48) == rank;
+    *fail = !entry->made && td__id_rank(entry->id) == rank;
     entry->made |= *fail;
     return changed || *fail;
 }
@@ -313,7 +313,7 @@ void td__rref_entries_lost(struct td__rpc_agent *agent, int rank, bool forks)
     struct td__map_node *node, *next;
     char text[TD_RPC_MAX_NAME + 80];
     pthread_mutex_lock(&agent->rref_lock);
-    agent->workers[rank]->forks_ended |= forks;
+    td__worker(agent, rank)->forks_ended |= forks;
     for (node = td__map_next(&agent->rref_entries, NULL); node; node = next) {
         struct td__rref_entry *entry = TD__CONTAINER(node, struct td__rref_entry, node);
         bool fail;
