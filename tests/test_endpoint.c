@@ -260,6 +260,54 @@ TEST(leaving_in_order_is_no_loss)
 }
 
 /* A rank of this process that is not watched from the start: its listener lives on, and says that it has left. */
+static void add_rank(struct td__endpoint *endpoint, int rank, const struct td__endpoint *other)
+{
+    struct td__buffer card = {0};
+    td__endpoint_card(other, &card);
+    td_bytes bytes = {.data = (char *)card.data, .size = card.size};
+    CHECK_OK(td__endpoint_add_rank(endpoint, rank, &bytes));
+    td__buffer_free(&card);
+}
+
+/* Ranks far apart, which know each other one by one; only those that are watched are lost. */
+TEST(a_world_that_grows)
+{
+    static const int ranks[] = {5, 70000, TD__MAX_RANKS - 1};
+    struct td__endpoint *e[3];
+    int fd, other;
+    setenv("TANDEM_SECRET", ENDPOINT_SECRET, 1);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(td__endpoint_open(ranks[i], 0, "127.0.0.1", i != 1, &e[i]));
+        CHECK_EQ(td__endpoint_size(e[i]), 0);
+        add_rank(e[i], ranks[i], e[i]);
+        CHECK_OK(td__endpoint_start_detector(e[i], &(td__detector_fns){0}, NULL));
+        CHECK_EQ(td__endpoint_size(e[i]), ranks[i] + 1);
+    }
+    add_rank(e[0], ranks[2], e[2]);
+    add_rank(e[0], ranks[2], e[1]); /* known: does nothing */
+    CHECK(td__endpoint_knows(e[0], ranks[2]) && !td__endpoint_knows(e[0], ranks[1]));
+    CHECK_EQ(td__endpoint_host(e[0], ranks[2]), td__endpoint_host(e[0], ranks[0]));
+    add_rank(e[0], ranks[1], e[1]);
+    CHECK(td__endpoint_host(e[0], ranks[1]) != td__endpoint_host(e[0], ranks[0]));
+
+    /* A rank that does not know the one that connects accepts the link. */
+    CHECK_OK(td__endpoint_connect(e[0], ranks[2], 7, TD__CHANNEL_RPC, soon(), &fd));
+    CHECK_OK(td__endpoint_accept(e[2], ranks[0], 7, TD__CHANNEL_RPC, soon(), &other));
+    close(fd);
+    close(other);
+    td__endpoint_watch(e[0], ranks[2]);
+    CHECK(!td__endpoint_find_out(e[0], ranks[2], td__deadline_in_ms(100)));
+    td__endpoint_close(e[2]);
+    CHECK_SOON(td__endpoint_presence(e[0], ranks[2]) != TD__PRESENT);
+    CHECK_STR(td__endpoint_exit_reason(e[0], ranks[2]), "has left");
+    CHECK_EQ(td__endpoint_presence(e[0], ranks[1]), TD__PRESENT);
+    td_bytes garbage = {.data = "garbage", .size = 7};
+    CHECK_FAILS(td__endpoint_add_rank(e[0], 6, &garbage), TD_ERR_MISMATCH, "card of rank 6");
+    CHECK(!td__endpoint_knows(e[0], 6));
+    td__endpoint_close(e[0]);
+    td__endpoint_close(e[1]);
+}
+
 TEST(a_closed_endpoint_of_a_living_process_has_left)
 {
     struct td__endpoint *e[3];

@@ -620,3 +620,42 @@ TEST(what_a_registered_scheme_returns_is_checked)
                                "missing: rank 0");
     CHECK_OK(td_register_rendezvous("own", NULL, NULL));
 }
+
+/* ---- The store alone ------------------------------------------------------------------------- */
+
+static void expect_no_store(const char *url, td_status status, const char *part)
+{
+    td_store *store = NULL;
+    CHECK_FAILS(td_rendezvous_store(url, 300, &store), status, part);
+}
+
+TEST(a_store_without_a_rank)
+{
+    static const char *const variables[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+    char path[300], url[320];
+    td_store *one, *two;
+    td_bytes value;
+    for (int i = 0; i < 4; i++)
+        unsetenv(variables[i]);
+    expect_no_store(NULL, TD_ERR_INVALID, "MASTER_ADDR");
+    expect_no_store("env://", TD_ERR_INVALID, "MASTER_ADDR");
+    expect_no_store("tcp://127.0.0.1", TD_ERR_INVALID, "port");
+    expect_no_store("tcp://127.0.0.1:0", TD_ERR_INVALID, "port 0");
+    expect_no_store("tcp://127.0.0.1:1234/path", TD_ERR_INVALID, "path");
+    expect_no_store("file://", TD_ERR_INVALID, "path");
+    expect_no_store("nothing://", TD_ERR_INVALID, "nothing://");
+    expect_no_store("no url", TD_ERR_INVALID, "no url");
+    CHECK_FAILS(td_rendezvous_store("env://", -5, &one), TD_ERR_INVALID, "timeout_ms");
+    CHECK_FAILS(td_rendezvous_store("env://", 0, NULL), TD_ERR_INVALID, "NULL");
+    snprintf(path, sizeof path, "%s/store", td_test_temp_dir());
+    snprintf(url, sizeof url, "file://%s", path);
+    CHECK_OK(td_rendezvous_store(url, 0, &one));
+    CHECK_OK(td_rendezvous_store(url, 2000, &two));
+    CHECK_EQ(td_store_timeout(two), 2000);
+    CHECK_OK(td_store_set(one, "key", "value", 5));
+    CHECK_OK(td_store_get(two, "key", 0, &value));
+    CHECK_STR(value.data, "value");
+    td_bytes_free(&value);
+    CHECK_OK(td_store_close(one));
+    CHECK_OK(td_store_close(two));
+}
