@@ -108,6 +108,7 @@ struct td__endpoint {
     int awaited_reports;         /* cards with a `lose_at` */
     td__detector_fns detector_fns;
     void *detector_arg;
+    bool ticks; /* it has conditions for which there is no event */
 };
 
 /** The card of `rank`; NULL if it is not known, which only an endpoint that grows has. */
@@ -246,7 +247,7 @@ void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank);
 /** Handles the processes that the failure detector has marked as ended. */
 void td__presence_on_process_ends(struct td__endpoint *endpoint);
 
-/** A few times a second: checks the conditions for which there is no event. */
+/** A few times a second, if endpoint->ticks: checks the conditions for which there is no event. */
 void td__presence_tick(struct td__endpoint *endpoint);
 
 /** Sends one report or opens one lifeline. Returns when to call it again: 0 at once, TD__NEVER not at all. */

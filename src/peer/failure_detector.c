@@ -168,17 +168,19 @@ static void handle_events(struct td__domain *domain, td__deadline deadline)
     }
 }
 
-/* Ticks and takes one step for each endpoint. Returns when the next step is due. */
-static td__deadline examine_all(struct td__domain *domain, bool tick)
+/* Ticks and takes one step for each endpoint. Returns when the next step is due; *ticks: whether one wants ticks. */
+static td__deadline examine_all(struct td__domain *domain, bool tick, bool *ticks)
 {
     td__deadline next = TD__NEVER;
     uint32_t number = 0;
+    *ticks = false;
     for (struct td__endpoint *at; (at = examine_from(domain, number)); number++) {
         number = at->own.number;
         if (tick)
             td__presence_tick(at);
         td__deadline due = atomic_load(&at->leaving) ? TD__NEVER : td__presence_step(at);
         next = td__deadline_earlier(next, due);
+        *ticks |= at->ticks;
         examine_none(domain);
         if (!due)
             handle_events(domain, 0);
@@ -193,10 +195,12 @@ static void *run_detector(void *arg)
     td__is_detector_thread = true;
     while (!atomic_load(&domain->detector.ending)) {
         handle_events(domain, td__deadline_earlier(next_tick, next_step));
-        bool tick = td__deadline_passed(next_tick);
-        if (tick)
+        bool tick = td__deadline_passed(next_tick), ticks;
+        next_step = examine_all(domain, tick, &ticks);
+        if (!ticks)
+            next_tick = TD__NEVER;
+        else if (tick || next_tick == TD__NEVER)
             next_tick = td__deadline_in_ms(TICK_MS);
-        next_step = examine_all(domain, tick);
     }
     return NULL;
 }

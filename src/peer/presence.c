@@ -370,6 +370,7 @@ static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
         return false;
     }
     td__failure_detector_follow(endpoint, peer->lifeline, rank);
+    endpoint->ticks |= !same_host(endpoint, rank, endpoint->rank);
     return true;
 }
 
@@ -411,6 +412,7 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
 void td__presence_begin(struct td__endpoint *endpoint)
 {
     struct td__card *peer;
+    endpoint->ticks = endpoint->detector_fns.has_left || endpoint->detector_fns.tick;
     TD__PEER_FOREACH (peer, r, endpoint) {
         peer->process_watched = endpoint->detector_fns.has_left &&
                                 same_host(endpoint, r, endpoint->rank) &&
