@@ -1,6 +1,7 @@
 /* Measures the bubble of pipelines: the part of a step in which the ranks do not compute.
  *
- *     bench_pipeline [--ranks N] [--micro-batches N] [--schedule NAME] [--chunks N] [--width N] [--steps N] [--table]
+ *     bench_pipeline [--ranks N] [--micro-batches N] [--schedule NAME] [--chunks N] [--width N] [--steps N]
+ *                    [--table] [--draw]
  *
  * NAME is gpipe, 1f1b or interleaved. All stages are the same: square layers with tanh in between. A rank computes with
  * one thread. Of the steps the median bubble counts, beside the theoretical one, and the median time of a step beside
@@ -10,7 +11,9 @@
 
 #include <tandem/tandem.h>
 
+#include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum { WARM_UP = 3, LAYERS = 4, SAMPLES = 64 };
 
@@ -18,7 +21,7 @@ struct settings {
     int ranks, micro_batches, chunks, width, steps;
     td_pipeline_schedule schedule;
     const char *name;
-    bool table;
+    bool table, draw;
 };
 
 /* Adds a parameter to its input, so that the first stage, too, computes the gradient of what its first layer gets. */
@@ -65,55 +68,210 @@ static td_pipeline *make_pipeline(const struct settings *settings)
     return pipeline;
 }
 
-/* Bubbles in millionths, times in nanoseconds: for bench_sort(). */
-struct figures {
-    int64_t *bubbles, *totals, *busy;
+/* What is known of a step. Bubbles and shares are parts of 1, times nanoseconds. */
+enum figure {
+    TOTAL,
+    BUSY,           /* the mean of the ranks */
+    BUBBLE,         /* measured */
+    NEEDED,         /* the bubble that the passes' own times imply */
+    FORWARD,        /* the mean duration of a pass … */
+    BACKWARD,       /* … */
+    FORWARD_SPREAD, /* … and its standard deviation over the mean */
+    BACKWARD_SPREAD,
+    MESSAGE, /* from the end of a pass to the start of one that waits for it on another rank: the median */
+    BETWEEN, /* from the end of a pass to the start of the next one of the rank, if that waits for nothing else */
+    FAULTS,  /* page faults of all ranks */
+    FIGURES
 };
 
-static void measure(const struct settings *settings, td_pipeline *pipeline, struct figures *figures)
+struct steps {
+    double (*at)[FIGURES];
+    int count;
+    int best; /* the step with the least total */
+    td_bytes drawing;
+};
+
+/* ---- The passes of a step ------------------------------------------------------------------------ */
+
+/* The mean duration of the passes of one direction, and its coefficient of variation. */
+static void describe_passes(const td_pipeline_trace *trace, bool backward, double *mean,
+                            double *spread)
+{
+    double sum = 0, squares = 0, count = trace->count / 2;
+    for (int i = 0; i < trace->count; i++)
+        if (trace->passes[i].backward == backward)
+            sum += (double)(trace->passes[i].end_ns - trace->passes[i].start_ns);
+    *mean = sum / count;
+    for (int i = 0; i < trace->count; i++)
+        if (trace->passes[i].backward == backward) {
+            double off = (double)(trace->passes[i].end_ns - trace->passes[i].start_ns) - *mean;
+            squares += off * off;
+        }
+    *spread = sqrt(squares / count) / *mean;
+}
+
+/* The pass of another rank whose results a pass needs; NULL: none. */
+static const td_pipeline_pass *needed_by(const td_pipeline_trace *trace,
+                                         const td_pipeline_pass *pass)
+{
+    int stage = pass->stage + (pass->backward ? 1 : -1);
+    for (int i = 0; i < trace->count; i++) {
+        const td_pipeline_pass *other = &trace->passes[i];
+        if (other->stage == stage && other->micro_batch == pass->micro_batch &&
+            other->backward == pass->backward && other->rank != pass->rank)
+            return other;
+    }
+    return NULL;
+}
+
+static double median_of(int64_t *numbers, int count)
+{
+    if (!count)
+        return 0;
+    bench_sort(numbers, (size_t)count);
+    return (double)bench_at(numbers, (size_t)count, 0.5);
+}
+
+/* The medians of the two kinds of gaps before a pass. */
+static void describe_gaps(const td_pipeline_trace *trace, double *message, double *between)
+{
+    int64_t *gaps[2] = {malloc((size_t)trace->count * sizeof(int64_t)),
+                        malloc((size_t)trace->count * sizeof(int64_t))};
+    int counts[2] = {0};
+    if (!gaps[0] || !gaps[1])
+        bench_die("out of memory");
+    for (int i = 1; i < trace->count; i++) {
+        const td_pipeline_pass *pass = &trace->passes[i], *before = pass - 1;
+        const td_pipeline_pass *other = needed_by(trace, pass);
+        if (before->rank != pass->rank)
+            before = NULL; /* the first pass of a rank */
+        bool waits = other && (!before || other->end_ns > before->end_ns);
+        if (waits || before)
+            gaps[!waits][counts[!waits]++] = pass->start_ns - (waits ? other : before)->end_ns;
+    }
+    *message = median_of(gaps[0], counts[0]);
+    *between = median_of(gaps[1], counts[1]);
+    free(gaps[0]);
+    free(gaps[1]);
+}
+
+static double page_faults(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_minflt + usage.ru_majflt);
+}
+
+static void describe_step(td_pipeline *pipeline, double faults, double figures[FIGURES],
+                          td_bytes *drawing)
+{
+    td_pipeline_trace trace;
+    bench_check(td_pipeline_get_trace(pipeline, &trace));
+    bench_check(td_group_all_reduce(&faults, &faults, 1, TD_F64, TD_SUM, NULL, NULL));
+    double busy = (double)trace.busy_ns / trace.ranks;
+    figures[TOTAL] = (double)trace.total_ns;
+    figures[BUSY] = busy;
+    figures[BUBBLE] = 1 - busy / (double)trace.total_ns;
+    figures[NEEDED] = 1 - busy / (double)trace.needed_ns;
+    figures[FAULTS] = faults;
+    describe_passes(&trace, false, &figures[FORWARD], &figures[FORWARD_SPREAD]);
+    describe_passes(&trace, true, &figures[BACKWARD], &figures[BACKWARD_SPREAD]);
+    describe_gaps(&trace, &figures[MESSAGE], &figures[BETWEEN]);
+    *drawing = td_pipeline_trace_text(&trace, 160);
+    td_pipeline_trace_free(&trace);
+}
+
+static void measure(const struct settings *settings, td_pipeline *pipeline, struct steps *steps)
 {
     TD_SCOPE;
     int64_t samples = (int64_t)SAMPLES * settings->micro_batches;
     td_tensor *x = td_randn(TD_SHAPE(samples, settings->width), TD_F32);
     td_tensor *y = td_zeros(TD_SHAPE(samples), TD_F32);
     for (int s = -WARM_UP; s < settings->steps; s++) {
-        td_pipeline_stats stats;
         bench_check(td_module_zero_grad(td_pipeline_module(pipeline)));
         bench_check(td_barrier(NULL, NULL));
+        double faults = page_faults();
         bench_check(td_pipeline_step(pipeline, x, y, NULL));
-        bench_check(td_pipeline_get_stats(pipeline, &stats));
+        faults = page_faults() - faults;
         if (s < 0)
             continue;
-        figures->bubbles[s] = (int64_t)(stats.bubble * 1e6);
-        figures->totals[s] = stats.total_ns;
-        figures->busy[s] = (int64_t)((1 - stats.bubble) * (double)stats.total_ns);
+        td_bytes drawing;
+        describe_step(pipeline, faults, steps->at[s], &drawing);
+        if (s == 0 || steps->at[s][TOTAL] < steps->at[steps->best][TOTAL]) {
+            td_bytes_free(&steps->drawing);
+            steps->drawing = drawing;
+            steps->best = s;
+        } else {
+            td_bytes_free(&drawing);
+        }
     }
 }
 
-static int64_t median(int64_t *numbers, int count)
+/* ---- Results ------------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b)
 {
-    bench_sort(numbers, (size_t)count);
-    return bench_at(numbers, (size_t)count, 0.5);
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 
-static void print_row(const struct settings *settings, struct figures *figures, double theory)
+static double median(const struct steps *steps, enum figure figure)
 {
-    double bubble = (double)median(figures->bubbles, settings->steps) / 1e6;
-    double total = (double)median(figures->totals, settings->steps);
-    double ideal = (double)median(figures->busy, settings->steps) / (1 - theory);
-    if (settings->table) {
-        printf(
-            "%-12s p %d, v %d, m %2d: bubble %.4f, in theory %.4f (%+.1f %%); a step takes %.2f ms, "
-            "%.3f times the ideal\n",
-            settings->name, settings->ranks, settings->chunks, settings->micro_batches, bubble,
-            theory, theory > 0 ? 100 * (bubble / theory - 1) : 0, total / 1e6, total / ideal);
-        return;
-    }
+    double *numbers = malloc((size_t)steps->count * sizeof *numbers);
+    if (!numbers)
+        bench_die("out of memory");
+    for (int s = 0; s < steps->count; s++)
+        numbers[s] = steps->at[s][figure];
+    qsort(numbers, (size_t)steps->count, sizeof *numbers, compare_doubles);
+    double found = numbers[(steps->count - 1) / 2];
+    free(numbers);
+    return found;
+}
+
+static double percent(double bubble, double theory)
+{
+    return theory > 0 ? 100 * (bubble / theory - 1) : 0;
+}
+
+static void print_table(const struct settings *settings, const struct steps *steps, double theory)
+{
+    const double *best = steps->at[steps->best];
+    double bubble = median(steps, BUBBLE), needed = median(steps, NEEDED);
     printf(
-        "{\"peer\": \"tandem\", \"what\": \"%s\", \"ranks\": %d, \"chunks\": %d, \"micro_batches\": %d, "
-        "\"bubble\": %.5f, \"theory\": %.5f, \"step_ms\": %.3f, \"times_ideal\": %.4f}\n",
-        settings->name, settings->ranks, settings->chunks, settings->micro_batches, bubble, theory,
-        total / 1e6, total / ideal);
+        "%-11s p %d, v %d, m %2d, width %d: bubble %.4f, in theory %.4f (%+.1f %%); a step takes "
+        "%.2f ms, %.3f times the ideal\n",
+        settings->name, settings->ranks, settings->chunks, settings->micro_batches, settings->width,
+        bubble, theory, percent(bubble, theory), median(steps, TOTAL) / 1e6,
+        median(steps, TOTAL) * (1 - theory) / median(steps, BUSY));
+    printf("    the passes alone imply %.4f (%+.1f %%); messages and waiting add %.4f\n", needed,
+           percent(needed, theory), bubble - needed);
+    printf("    best step: bubble %.4f (%+.1f %%), passes alone %.4f (%+.1f %%), %.2f ms\n",
+           best[BUBBLE], percent(best[BUBBLE], theory), best[NEEDED], percent(best[NEEDED], theory),
+           best[TOTAL] / 1e6);
+    printf("    passes: F %.3f ms, varies by %.1f %%; B %.3f ms, %.1f %%; %.1f us after a message, "
+           "%.1f us between passes; %.0f page faults a step\n",
+           median(steps, FORWARD) / 1e6, 100 * median(steps, FORWARD_SPREAD),
+           median(steps, BACKWARD) / 1e6, 100 * median(steps, BACKWARD_SPREAD),
+           median(steps, MESSAGE) / 1e3, median(steps, BETWEEN) / 1e3, median(steps, FAULTS));
+    if (settings->draw)
+        printf("%.*s", (int)steps->drawing.size, steps->drawing.data);
+}
+
+static void print_json(const struct settings *settings, const struct steps *steps, double theory)
+{
+    const double *best = steps->at[steps->best];
+    printf("{\"peer\": \"tandem\", \"what\": \"%s\", \"ranks\": %d, \"chunks\": %d, "
+           "\"micro_batches\": %d, \"bubble\": %.5f, \"theory\": %.5f, \"passes_alone\": %.5f, "
+           "\"best_bubble\": %.5f, \"best_ms\": %.3f, \"step_ms\": %.3f, \"times_ideal\": %.4f, "
+           "\"forward_ms\": %.4f, \"forward_spread\": %.4f, \"backward_ms\": %.4f, "
+           "\"backward_spread\": %.4f, \"message_us\": %.2f, \"between_us\": %.2f, "
+           "\"page_faults\": %.0f}\n",
+           settings->name, settings->ranks, settings->chunks, settings->micro_batches,
+           median(steps, BUBBLE), theory, median(steps, NEEDED), best[BUBBLE], best[TOTAL] / 1e6,
+           median(steps, TOTAL) / 1e6, median(steps, TOTAL) * (1 - theory) / median(steps, BUSY),
+           median(steps, FORWARD) / 1e6, median(steps, FORWARD_SPREAD),
+           median(steps, BACKWARD) / 1e6, median(steps, BACKWARD_SPREAD),
+           median(steps, MESSAGE) / 1e3, median(steps, BETWEEN) / 1e3, median(steps, FAULTS));
 }
 
 static td_status run(int rank, void *arg)
@@ -123,21 +281,19 @@ static td_status run(int rank, void *arg)
     bench_check(td_init_process_group(NULL));
     td_manual_seed(1);
     td_pipeline *pipeline = make_pipeline(settings);
-    struct figures figures = {malloc((size_t)settings->steps * sizeof(int64_t)),
-                              malloc((size_t)settings->steps * sizeof(int64_t)),
-                              malloc((size_t)settings->steps * sizeof(int64_t))};
-    if (!figures.bubbles || !figures.totals || !figures.busy)
+    struct steps steps = {.at = malloc((size_t)settings->steps * sizeof *steps.at),
+                          .count = settings->steps};
+    if (!steps.at)
         bench_die("out of memory");
-    measure(settings, pipeline, &figures);
+    measure(settings, pipeline, &steps);
     td_pipeline_stats stats;
     bench_check(td_pipeline_get_stats(pipeline, &stats));
     if (rank == 0) {
-        print_row(settings, &figures, stats.theory);
+        (settings->table ? print_table : print_json)(settings, &steps, stats.theory);
         fflush(stdout);
     }
-    free(figures.bubbles);
-    free(figures.totals);
-    free(figures.busy);
+    free(steps.at);
+    td_bytes_free(&steps.drawing);
     td_pipeline_destroy(pipeline);
     return td_destroy_process_group();
 }
@@ -170,9 +326,11 @@ static struct settings read_settings(int argc, char **argv)
             settings.name = argv[++i];
         else if (strcmp(argv[i], "--table") == 0)
             settings.table = true;
+        else if (strcmp(argv[i], "--draw") == 0)
+            settings.table = settings.draw = true;
         else
             bench_die("usage: bench_pipeline [--ranks N] [--micro-batches N] [--schedule NAME] "
-                      "[--chunks N] [--width N] [--steps N] [--table]");
+                      "[--chunks N] [--width N] [--steps N] [--table] [--draw]");
     }
     settings.schedule = schedule_of(settings.name);
     if (settings.chunks > 16)

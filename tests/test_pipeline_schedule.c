@@ -172,10 +172,10 @@ static void check_bubble(const struct td__pipeline_plan *plan)
     struct td__timeline timeline;
     CHECK(ranks && td__timeline_make(plan, ranks, 10, 23, &timeline));
     int64_t ideal = (int64_t)(plan->chunks * plan->micro_batches + plan->ranks - 1) * 33;
-    CHECK_EQ(timeline.busy, (int64_t)plan->chunks * plan->micro_batches * 33);
+    CHECK_EQ(timeline.busy, (int64_t)plan->ranks * plan->chunks * plan->micro_batches * 33);
     if (plan->micro_batches % plan->ranks == 0 || plan->chunks == 1) {
         CHECK_EQ(timeline.total, ideal);
-        double bubble = 1 - (double)timeline.busy / (double)timeline.total;
+        double bubble = 1 - (double)timeline.busy / (double)(timeline.total * plan->ranks);
         CHECK(bubble - td__pipeline_theory(plan) < 1e-12 &&
               td__pipeline_theory(plan) - bubble < 1e-12);
     } else {

@@ -129,6 +129,53 @@ typedef struct td_pipeline_stats {
 /** Statistics of the steps so far. */
 TD_API td_status td_pipeline_get_stats(const td_pipeline *pipeline, td_pipeline_stats *stats);
 
+/** A pass of a step. */
+typedef struct td_pipeline_pass {
+    int rank, stage, micro_batch;
+    bool backward;
+    int64_t start_ns, end_ns; /* since the first rank's start; see td_pipeline_get_trace() */
+} td_pipeline_pass;
+
+/** When the passes of a step ran. With the stages' own times it separates what a schedule costs from what messages and
+ *  waiting add to it:
+ *
+ *      (p - 1) / (v m + p - 1)                          the bubble of equal passes
+ *      1 - busy_ns / (needed_ns * ranks)                that of these passes, if messages took no time
+ *      1 - busy_ns / (total_ns * ranks)                 the measured one: td_pipeline_stats.bubble */
+typedef struct td_pipeline_trace {
+    td_pipeline_pass *passes; /* of rank 0 in their order, then those of rank 1, … */
+    int count;                /* 2 v m of each rank */
+    int ranks, chunks, micro_batches;
+    int64_t busy_ns;  /* of all ranks together */
+    int64_t total_ns; /* as in td_pipeline_stats */
+    int64_t
+        needed_ns; /* the critical path: what the schedule takes with passes of these durations, if each starts as
+                          soon as the pass before it and what it depends on have ended */
+} td_pipeline_trace;
+
+/**
+ * The trace of the last td_pipeline_step(), on every rank. Recording it costs nothing, since the busy time is measured in
+ * any case.
+ *
+ * Collective. The times of ranks on several hosts, which have no common clock, are those since the rank's own start: when
+ * it got the first rank's announcement of the step. The caller frees it. TD_ERR_STATE if there was no step, or the last
+ * one failed.
+ */
+TD_API td_status td_pipeline_get_trace(td_pipeline *pipeline, td_pipeline_trace *trace);
+
+/** Frees what a trace owns. NULL is fine. */
+TD_API void td_pipeline_trace_free(td_pipeline_trace *trace);
+
+/**
+ * A trace as a drawing to scale: a line of `columns` characters for each rank.
+ *
+ *     rank 0  F0--F1--........B0------F2--B1------........B2------
+ *     rank 1  ....F0--B0------F1--B1------....F2--B2------........
+ *
+ * Names of passes that are too short for theirs are cut off. Empty without memory, or for less than one column.
+ */
+TD_API td_bytes td_pipeline_trace_text(const td_pipeline_trace *trace, int columns);
+
 /**
  * A schedule as a drawing: a line for each rank, a column for each time step, in which a stage runs one forward (F) or
  * backward pass (B) of a micro-batch. With several modules a rank the module follows behind a dot.

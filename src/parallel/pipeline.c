@@ -55,6 +55,9 @@ static td_status make_stages(td_pipeline *pipeline)
         if (!stage->slots)
             return td__fail_nomem("td_pipeline_create");
     }
+    pipeline->times = calloc((size_t)td__pass_count(&pipeline->plan), sizeof *pipeline->times);
+    if (!pipeline->times)
+        return td__fail_nomem("td_pipeline_create");
     struct td__pipeline_plan forward = pipeline->plan;
     forward.forward_only = true;
     if (!td__actions_build(&pipeline->plan, pipeline->rank, &pipeline->training) ||
@@ -133,6 +136,7 @@ void td_pipeline_destroy(td_pipeline *pipeline)
     td__actions_free(&pipeline->forward_only);
     free(pipeline->sendings);
     free(pipeline->records);
+    free(pipeline->times);
     struct td__error error;
     td__error_save(&error);
     td_group_destroy(pipeline->messages);
@@ -221,6 +225,7 @@ static td_status run_step(td_pipeline *pipeline, struct td__pipeline_step step,
         return td__fail_null(step.call);
     TD_SCOPE;
     pipeline->step = step;
+    pipeline->traced = pipeline->traced && !step.training;
     td_status status = td__pipeline_begin(pipeline, check_arguments(pipeline));
     if (!status)
         status = check_targets(pipeline);

@@ -157,6 +157,7 @@ static void set_stats(td_pipeline *pipeline, const struct td__pipeline_record *a
     memcpy(&pipeline->step.loss, &all[ranks - 1].numbers[2], sizeof(double));
     if (!pipeline->step.training)
         return;
+    pipeline->traced = true;
     pipeline->stats.steps++;
     pipeline->stats.busy_ns = pipeline->step.busy_ns;
     pipeline->stats.total_ns = total;

@@ -4,6 +4,7 @@
  *     pipeline_run.c        runs the actions of this rank's list: the passes, and when messages are started
  *     pipeline_messages.c   tensors between two stages, and the layouts of these
  *     pipeline_agree.c      what all ranks exchange at the beginning and at the end of a step
+ *     pipeline_trace.c      when the passes of the last step ran, on all ranks
  *
  * A pipeline has two groups of its own. Tensors go over `messages`. Where a rank fails, it aborts that group, which ends
  * the waiting of all others, and they meet at the end of the step in a collective on `control`, which gives them the text
@@ -79,12 +80,18 @@ struct td__pipeline_step {
     double loss;
     int64_t started_ns, busy_ns;
     int stored;
+    int passes; /* that have run */
 };
 
 /* A rank's part of an exchange between all of them: its status, and three numbers. */
 struct td__pipeline_record {
     int64_t status;
     int64_t numbers[3];
+};
+
+/* When a pass has run, since the start of the step on this rank. */
+struct td__pass_time {
+    int64_t start_ns, end_ns;
 };
 
 struct td_pipeline {
@@ -104,7 +111,15 @@ struct td_pipeline {
     struct td__sending *sendings;
     int sending_count, sending_capacity;
     td_pipeline_stats stats;
+    struct td__pass_time *times; /* of the passes of a training step, in the order of its list */
+    bool traced;                 /* … which succeeded */
 };
+
+/** The passes of a rank in a training step. */
+static inline int td__pass_count(const struct td__pipeline_plan *plan)
+{
+    return 2 * plan->chunks * plan->micro_batches;
+}
 
 /* ---- Lists and micro-batches -------------------------------------------------------------------- */
 

@@ -111,6 +111,17 @@ static td_status compute_forward(td_pipeline *pipeline, struct td__stage *stage,
     return TD_OK;
 }
 
+/* A pass that began at `start` has ended now. */
+static void record(td_pipeline *pipeline, int64_t start)
+{
+    struct td__pipeline_step *step = &pipeline->step;
+    int64_t end = td__now_ns();
+    step->busy_ns += end - start;
+    if (step->training)
+        pipeline->times[step->passes++] = (struct td__pass_time){start - step->started_ns,
+                                                                 end - step->started_ns};
+}
+
 static td_status run_forward(td_pipeline *pipeline, const struct td__action *action)
 {
     struct td__stage *stage = td__stage_of(pipeline, action->stage);
@@ -120,7 +131,7 @@ static td_status run_forward(td_pipeline *pipeline, const struct td__action *act
     bool before = td_set_grad_enabled(pipeline->step.training);
     int64_t start = td__now_ns();
     td_status status = compute_forward(pipeline, stage, action->micro_batch);
-    pipeline->step.busy_ns += td__now_ns() - start;
+    record(pipeline, start);
     td_set_grad_enabled(before);
     TD_TRY(status);
     if (!pipeline->step.training) {
@@ -153,7 +164,7 @@ static td_status run_backward(td_pipeline *pipeline, const struct td__action *ac
     set_sync(pipeline, stage, action->micro_batch);
     int64_t start = td__now_ns();
     td_status status = compute_backward(slot);
-    pipeline->step.busy_ns += td__now_ns() - start;
+    record(pipeline, start);
     TD_TRY(status);
     td__list_release(&slot->outputs);
     td__list_release(&slot->gradients);

@@ -16,6 +16,8 @@
 #ifndef TD_PARALLEL_PIPELINE_SCHEDULE_H
 #define TD_PARALLEL_PIPELINE_SCHEDULE_H
 
+#include "base/buffer.h"
+
 #include <tandem/pipeline.h>
 
 enum td__action_kind {
@@ -88,7 +90,7 @@ bool td__pipeline_check(const struct td__pipeline_plan *plan, const struct td__a
 struct td__timeline {
     int ranks;
     int64_t total;
-    int64_t busy;    /* of each rank: the same for all */
+    int64_t busy;    /* of all ranks together */
     int64_t **start; /* of each rank, for each of its actions; passes only */
 };
 
@@ -97,6 +99,20 @@ struct td__timeline {
 bool td__timeline_make(const struct td__pipeline_plan *plan, const struct td__actions *ranks,
                        int64_t forward, int64_t backward, struct td__timeline *timeline);
 void td__timeline_free(struct td__timeline *timeline);
+
+/** The same with the durations of passes that were measured: all of the schedule. */
+bool td__timeline_measured(const struct td__pipeline_plan *plan, const struct td__actions *ranks,
+                           const td_pipeline_pass *passes, int count,
+                           struct td__timeline *timeline);
+
+enum { TD__PASS_LABEL = 40 };
+
+/** "F3", or with several chunks "F3.1"; returns its length. */
+int td__pass_label(const struct td__pipeline_plan *plan, bool backward, int stage, int micro_batch,
+                   char label[TD__PASS_LABEL]);
+
+/** Puts "rank 3  ", as wide for all ranks. */
+void td__rank_label(int ranks, int rank, struct td__buffer *text);
 
 /** (p - 1) / (v m + p - 1). */
 double td__pipeline_theory(const struct td__pipeline_plan *plan);

@@ -8,60 +8,66 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* When the passes of each stage and micro-batch have ended; -1: not yet. */
-struct ends {
+/* For each pass of a schedule, how long it takes, and when it has ended (-1: not yet). */
+struct clock {
     const struct td__pipeline_plan *plan;
-    int64_t *forward, *backward;
+    int64_t *durations, *ends;
 };
 
-static int64_t *end_of(const struct ends *ends, enum td__action_kind kind, int stage,
-                       int micro_batch)
+static size_t cells_of(const struct td__pipeline_plan *plan)
 {
-    return &(kind == TD__FORWARD
-                 ? ends->forward
-                 : ends->backward)[(size_t)stage * (size_t)ends->plan->micro_batches +
-                                   (size_t)micro_batch];
+    return (size_t)plan->ranks * (size_t)plan->chunks * (size_t)plan->micro_batches;
+}
+
+/* The place of a pass in the arrays of a clock. */
+static size_t cell(const struct td__pipeline_plan *plan, bool backward, int stage, int micro_batch)
+{
+    return (backward ? cells_of(plan) : 0) + (size_t)stage * (size_t)plan->micro_batches +
+           (size_t)micro_batch;
 }
 
 /* When what a pass needs is there; -1: not known yet. */
-static int64_t ready(const struct ends *ends, const struct td__action *pass)
+static int64_t ready(const struct clock *clock, const struct td__action *pass)
 {
-    int last = ends->plan->ranks * ends->plan->chunks - 1;
+    const struct td__pipeline_plan *plan = clock->plan;
+    int stage = pass->stage, last = plan->ranks * plan->chunks - 1;
     if (pass->kind == TD__FORWARD)
-        return pass->stage ? *end_of(ends, TD__FORWARD, pass->stage - 1, pass->micro_batch) : 0;
-    int64_t forward = *end_of(ends, TD__FORWARD, pass->stage, pass->micro_batch);
-    if (pass->stage == last || forward < 0)
+        return stage ? clock->ends[cell(plan, false, stage - 1, pass->micro_batch)] : 0;
+    int64_t forward = clock->ends[cell(plan, false, stage, pass->micro_batch)];
+    if (stage == last || forward < 0)
         return forward;
-    return *end_of(ends, TD__BACKWARD, pass->stage + 1, pass->micro_batch);
+    return clock->ends[cell(plan, true, stage + 1, pass->micro_batch)];
 }
 
 /* Runs the list of a rank as far as it gets; `at` and `now` are its place and its time. */
-static bool run_rank(const struct ends *ends, const struct td__actions *actions,
-                     const int64_t times[2], int *at, int64_t *now, int64_t *start)
+static bool run_rank(struct clock *clock, const struct td__actions *actions, int *at, int64_t *now,
+                     int64_t *start)
 {
     bool progress = false;
     for (; *at < actions->count; (*at)++) {
         const struct td__action *action = &actions->list[*at];
         if (!td__is_pass(action))
             continue;
-        int64_t when = ready(ends, action);
+        int64_t when = ready(clock, action);
+        size_t pass = cell(clock->plan, action->kind == TD__BACKWARD, action->stage,
+                           action->micro_batch);
         if (when < 0)
             break;
         start[*at] = when > *now ? when : *now;
-        *now = start[*at] + times[action->kind == TD__BACKWARD];
-        *end_of(ends, action->kind, action->stage, action->micro_batch) = *now;
+        *now = start[*at] + clock->durations[pass];
+        clock->ends[pass] = *now;
         progress = true;
     }
     return progress;
 }
 
-static bool run_all(const struct ends *ends, const struct td__actions *ranks,
-                    const int64_t times[2], int *at, int64_t *now, struct td__timeline *timeline)
+static bool run_all(struct clock *clock, const struct td__actions *ranks, int *at, int64_t *now,
+                    struct td__timeline *timeline)
 {
     for (bool progress = true; progress;) {
         progress = false;
         for (int r = 0; r < timeline->ranks; r++)
-            progress |= run_rank(ends, &ranks[r], times, &at[r], &now[r], timeline->start[r]);
+            progress |= run_rank(clock, &ranks[r], &at[r], &now[r], timeline->start[r]);
     }
     for (int r = 0; r < timeline->ranks; r++) {
         if (at[r] < ranks[r].count)
@@ -71,30 +77,51 @@ static bool run_all(const struct ends *ends, const struct td__actions *ranks,
     return true;
 }
 
+/* `durations` has all passes, in the order of cell(). */
+static bool make(const struct td__pipeline_plan *plan, const struct td__actions *ranks,
+                 int64_t *durations, struct td__timeline *timeline)
+{
+    size_t p = (size_t)plan->ranks, passes = (plan->forward_only ? 1 : 2) * cells_of(plan);
+    *timeline = (struct td__timeline){.ranks = plan->ranks, .start = calloc(p, sizeof(int64_t *))};
+    struct clock clock = {plan, durations, malloc(2 * cells_of(plan) * sizeof(int64_t))};
+    int64_t *now = calloc(p, sizeof *now);
+    int *at = calloc(p, sizeof *at);
+    bool good = durations && timeline->start && clock.ends && now && at;
+    for (size_t r = 0; good && r < p; r++)
+        good = (timeline->start[r] = calloc((size_t)ranks[r].count + 1, sizeof(int64_t)));
+    for (size_t i = 0; good && i < passes; i++)
+        timeline->busy += durations[i];
+    if (good) {
+        memset(clock.ends, -1, 2 * cells_of(plan) * sizeof(int64_t));
+        good = run_all(&clock, ranks, at, now, timeline);
+    }
+    free(clock.ends);
+    free(now);
+    free(at);
+    return good;
+}
+
 bool td__timeline_make(const struct td__pipeline_plan *plan, const struct td__actions *ranks,
                        int64_t forward, int64_t backward, struct td__timeline *timeline)
 {
-    size_t p = (size_t)plan->ranks;
-    size_t cells = p * (size_t)plan->chunks * (size_t)plan->micro_batches;
-    int64_t times[2] = {forward, backward};
-    *timeline = (struct td__timeline){.ranks = plan->ranks, .start = calloc(p, sizeof(int64_t *))};
-    timeline->busy = (int64_t)plan->chunks * plan->micro_batches *
-                     (forward + (plan->forward_only ? 0 : backward));
-    struct ends ends = {plan, malloc(cells * sizeof(int64_t)), malloc(cells * sizeof(int64_t))};
-    int64_t *now = calloc(p, sizeof *now);
-    int *at = calloc(p, sizeof *at);
-    bool good = timeline->start && ends.forward && ends.backward && now && at;
-    for (size_t r = 0; good && r < p; r++)
-        good = (timeline->start[r] = calloc((size_t)ranks[r].count + 1, sizeof(int64_t)));
-    if (good) {
-        memset(ends.forward, -1, cells * sizeof(int64_t));
-        memset(ends.backward, -1, cells * sizeof(int64_t));
-        good = run_all(&ends, ranks, times, at, now, timeline);
-    }
-    free(ends.forward);
-    free(ends.backward);
-    free(now);
-    free(at);
+    size_t cells = cells_of(plan);
+    int64_t *durations = malloc(2 * cells * sizeof *durations);
+    for (size_t i = 0; durations && i < 2 * cells; i++)
+        durations[i] = i < cells ? forward : backward;
+    bool good = make(plan, ranks, durations, timeline);
+    free(durations);
+    return good;
+}
+
+bool td__timeline_measured(const struct td__pipeline_plan *plan, const struct td__actions *ranks,
+                           const td_pipeline_pass *passes, int count, struct td__timeline *timeline)
+{
+    int64_t *durations = calloc(2 * cells_of(plan), sizeof *durations);
+    for (int i = 0; durations && i < count; i++)
+        durations[cell(plan, passes[i].backward, passes[i].stage, passes[i].micro_batch)] =
+            passes[i].end_ns - passes[i].start_ns;
+    bool good = make(plan, ranks, durations, timeline);
+    free(durations);
     return good;
 }
 
@@ -108,19 +135,33 @@ void td__timeline_free(struct td__timeline *timeline)
 
 /* ---- The drawing ------------------------------------------------------------------------------ */
 
-enum { LABEL = 40 };
+enum { LABEL = TD__PASS_LABEL };
 
-/* "F3", or with several chunks "F3.1"; "." for a step without a pass. */
+int td__pass_label(const struct td__pipeline_plan *plan, bool backward, int stage, int micro_batch,
+                   char label[TD__PASS_LABEL])
+{
+    char kind = backward ? 'B' : 'F';
+    return plan->chunks == 1
+               ? snprintf(label, LABEL, "%c%d", kind, micro_batch)
+               : snprintf(label, LABEL, "%c%d.%d", kind, micro_batch, stage / plan->ranks);
+}
+
+void td__rank_label(int ranks, int rank, struct td__buffer *text)
+{
+    char name[LABEL];
+    int digits = snprintf(NULL, 0, "%d", ranks - 1);
+    int length = snprintf(name, sizeof name, "rank %*d  ", digits, rank);
+    td__buffer_put(text, name, (size_t)length);
+}
+
+/* That of a pass; "." for a step without one. */
 static void write_label(const struct td__pipeline_plan *plan, const struct td__action *pass,
                         char label[LABEL])
 {
-    if (!pass)
-        snprintf(label, LABEL, ".");
-    else if (plan->chunks == 1)
-        snprintf(label, LABEL, "%c%d", pass->kind == TD__FORWARD ? 'F' : 'B', pass->micro_batch);
+    if (pass)
+        td__pass_label(plan, pass->kind == TD__BACKWARD, pass->stage, pass->micro_batch, label);
     else
-        snprintf(label, LABEL, "%c%d.%d", pass->kind == TD__FORWARD ? 'F' : 'B', pass->micro_batch,
-                 pass->stage / plan->ranks);
+        snprintf(label, LABEL, ".");
 }
 
 static void draw_rank(const struct td__pipeline_plan *plan, const struct td__actions *actions,
@@ -140,7 +181,8 @@ static void draw_rank(const struct td__pipeline_plan *plan, const struct td__act
         at += runs;
         bool is_last = now == timeline->total - 1;
         char cell[LABEL + 2];
-        int length = snprintf(cell, sizeof cell, " %-*s", is_last ? 0 : width, label);
+        int length = snprintf(cell, sizeof cell, "%s%-*s", now ? " " : "", is_last ? 0 : width,
+                              label);
         td__buffer_put(text, cell, (size_t)length);
     }
     td__buffer_put(text, "\n", 1);
@@ -157,10 +199,7 @@ td_bytes td_pipeline_text(td_pipeline_schedule schedule, int ranks, int chunks, 
     struct td__buffer text = {0};
     bool good = lists && td__timeline_make(&plan, lists, 1, 1, &timeline);
     for (int rank = 0; good && rank < ranks; rank++) {
-        char name[LABEL];
-        int digits = snprintf(NULL, 0, "%d", ranks - 1);
-        int length = snprintf(name, sizeof name, "rank %*d ", digits, rank);
-        td__buffer_put(&text, name, (size_t)length);
+        td__rank_label(ranks, rank, &text);
         draw_rank(&plan, &lists[rank], &timeline, rank, &text);
     }
     td_bytes bytes = {0};
