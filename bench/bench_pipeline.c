@@ -1,7 +1,7 @@
 /* Measures the bubble of pipelines: the part of a step in which the ranks do not compute.
  *
  *     bench_pipeline [--ranks N] [--micro-batches N] [--schedule NAME] [--chunks N] [--width N] [--steps N]
- *                    [--table] [--draw]
+ *                    [--ahead N] [--table] [--draw]
  *
  * NAME is gpipe, 1f1b or interleaved. All stages are the same: square layers with tanh in between. A rank computes with
  * one thread. Of the steps the median bubble counts, beside the theoretical one, and the median time of a step beside
@@ -18,7 +18,7 @@
 enum { WARM_UP = 3, LAYERS = 4, SAMPLES = 64 };
 
 struct settings {
-    int ranks, micro_batches, chunks, width, steps;
+    int ranks, micro_batches, chunks, width, steps, ahead;
     td_pipeline_schedule schedule;
     const char *name;
     bool table, draw;
@@ -62,6 +62,7 @@ static td_pipeline *make_pipeline(const struct settings *settings)
         stages, settings->chunks,
         &(td_pipeline_options){.schedule = settings->schedule,
                                .micro_batches = settings->micro_batches,
+                               .ahead = settings->ahead,
                                .loss = mean_loss});
     if (!pipeline)
         bench_die("%s", td_last_error());
@@ -238,10 +239,10 @@ static void print_table(const struct settings *settings, const struct steps *ste
     const double *best = steps->at[steps->best];
     double bubble = median(steps, BUBBLE), needed = median(steps, NEEDED);
     printf(
-        "%-11s p %d, v %d, m %2d, width %d: bubble %.4f, in theory %.4f (%+.1f %%); a step takes "
+        "%-11s p %d, v %d, m %2d, ahead %d, width %d: bubble %.4f, in theory %.4f (%+.1f %%); a step takes "
         "%.2f ms, %.3f times the ideal\n",
-        settings->name, settings->ranks, settings->chunks, settings->micro_batches, settings->width,
-        bubble, theory, percent(bubble, theory), median(steps, TOTAL) / 1e6,
+        settings->name, settings->ranks, settings->chunks, settings->micro_batches, settings->ahead,
+        settings->width, bubble, theory, percent(bubble, theory), median(steps, TOTAL) / 1e6,
         median(steps, TOTAL) * (1 - theory) / median(steps, BUSY));
     printf("    the passes alone imply %.4f (%+.1f %%); messages and waiting add %.4f\n", needed,
            percent(needed, theory), bubble - needed);
@@ -260,18 +261,19 @@ static void print_table(const struct settings *settings, const struct steps *ste
 static void print_json(const struct settings *settings, const struct steps *steps, double theory)
 {
     const double *best = steps->at[steps->best];
-    printf("{\"peer\": \"tandem\", \"what\": \"%s\", \"ranks\": %d, \"chunks\": %d, "
+    printf("{\"peer\": \"tandem\", \"what\": \"%s\", \"ranks\": %d, \"chunks\": %d, \"ahead\": %d, "
            "\"micro_batches\": %d, \"bubble\": %.5f, \"theory\": %.5f, \"passes_alone\": %.5f, "
            "\"best_bubble\": %.5f, \"best_ms\": %.3f, \"step_ms\": %.3f, \"times_ideal\": %.4f, "
            "\"forward_ms\": %.4f, \"forward_spread\": %.4f, \"backward_ms\": %.4f, "
            "\"backward_spread\": %.4f, \"message_us\": %.2f, \"between_us\": %.2f, "
            "\"page_faults\": %.0f}\n",
-           settings->name, settings->ranks, settings->chunks, settings->micro_batches,
-           median(steps, BUBBLE), theory, median(steps, NEEDED), best[BUBBLE], best[TOTAL] / 1e6,
-           median(steps, TOTAL) / 1e6, median(steps, TOTAL) * (1 - theory) / median(steps, BUSY),
-           median(steps, FORWARD) / 1e6, median(steps, FORWARD_SPREAD),
-           median(steps, BACKWARD) / 1e6, median(steps, BACKWARD_SPREAD),
-           median(steps, MESSAGE) / 1e3, median(steps, BETWEEN) / 1e3, median(steps, FAULTS));
+           settings->name, settings->ranks, settings->chunks, settings->ahead,
+           settings->micro_batches, median(steps, BUBBLE), theory, median(steps, NEEDED),
+           best[BUBBLE], best[TOTAL] / 1e6, median(steps, TOTAL) / 1e6,
+           median(steps, TOTAL) * (1 - theory) / median(steps, BUSY), median(steps, FORWARD) / 1e6,
+           median(steps, FORWARD_SPREAD), median(steps, BACKWARD) / 1e6,
+           median(steps, BACKWARD_SPREAD), median(steps, MESSAGE) / 1e3,
+           median(steps, BETWEEN) / 1e3, median(steps, FAULTS));
 }
 
 static td_status run(int rank, void *arg)
@@ -319,9 +321,10 @@ static struct settings read_settings(int argc, char **argv)
                       : strcmp(argv[i], "--chunks") == 0        ? &settings.chunks
                       : strcmp(argv[i], "--width") == 0         ? &settings.width
                       : strcmp(argv[i], "--steps") == 0         ? &settings.steps
+                      : strcmp(argv[i], "--ahead") == 0         ? &settings.ahead
                                                                 : NULL;
         if (number)
-            *number = bench_number(argv[i++], value, 1);
+            *number = bench_number(argv[i++], value, number == &settings.ahead ? 0 : 1);
         else if (strcmp(argv[i], "--schedule") == 0 && value)
             settings.name = argv[++i];
         else if (strcmp(argv[i], "--table") == 0)
@@ -330,7 +333,7 @@ static struct settings read_settings(int argc, char **argv)
             settings.table = settings.draw = true;
         else
             bench_die("usage: bench_pipeline [--ranks N] [--micro-batches N] [--schedule NAME] "
-                      "[--chunks N] [--width N] [--steps N] [--table] [--draw]");
+                      "[--chunks N] [--width N] [--steps N] [--ahead N] [--table] [--draw]");
     }
     settings.schedule = schedule_of(settings.name);
     if (settings.chunks > 16)

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { WIDTH = 4 };
@@ -399,6 +400,78 @@ RANKS(arguments_that_are_wrong_on_one_rank, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* ---- Traces ------------------------------------------------------------------------------------- */
+
+/* Every pass is there once; none begins before what it needs has ended; and the critical path is no longer than the step. */
+static void check_trace(const td_pipeline_trace *trace, int ranks, int micro_batches)
+{
+    CHECK_EQ(trace->count, 2 * ranks * micro_batches);
+    int64_t busy = 0, *ends = calloc((size_t)trace->count, sizeof *ends);
+    for (int i = 0; i < trace->count; i++) {
+        const td_pipeline_pass *pass = &trace->passes[i];
+        CHECK(pass->rank == i / (2 * micro_batches) && pass->stage == pass->rank);
+        CHECK(pass->start_ns <= pass->end_ns && pass->micro_batch < micro_batches);
+        CHECK(i % (2 * micro_batches) == 0 || pass->start_ns >= pass[-1].end_ns);
+        busy += pass->end_ns - pass->start_ns;
+        int64_t *end =
+            &ends[(pass->backward * ranks + pass->stage) * micro_batches + pass->micro_batch];
+        CHECK_EQ(*end, 0);
+        *end = pass->end_ns;
+    }
+    for (int i = 0; i < trace->count; i++) {
+        const td_pipeline_pass *pass = &trace->passes[i];
+        int before = pass->stage + (pass->backward ? 1 : -1);
+        if (before >= 0 && before < ranks)
+            CHECK(pass->start_ns >=
+                  ends[(pass->backward * ranks + before) * micro_batches + pass->micro_batch]);
+    }
+    free(ends);
+    CHECK_EQ(trace->busy_ns, busy);
+    CHECK(trace->needed_ns >= busy / ranks && trace->needed_ns <= trace->total_ns);
+}
+
+RANKS(a_trace_of_all_passes, .ranks = 3)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_pipeline *pipeline = make(linear(1), 4);
+    td_pipeline_trace trace;
+    double loss;
+    CHECK_FAILS(td_pipeline_get_trace(pipeline, &trace), TD_ERR_STATE, "no td_pipeline_step() yet");
+    for (int s = 0; s < 3; s++) {
+        CHECK_OK(step(pipeline, 8, &loss));
+        CHECK_OK(td_pipeline_get_trace(pipeline, &trace));
+        check_trace(&trace, 3, 4);
+        td_pipeline_stats stats;
+        CHECK_OK(td_pipeline_get_stats(pipeline, &stats));
+        CHECK(fabs(stats.bubble - (1 - (double)trace.busy_ns / (double)(3 * trace.total_ns))) <
+              1e-9);
+        td_pipeline_trace_free(&trace);
+    }
+    CHECK_FAILS(step(pipeline, 2, &loss), TD_ERR_INVALID, "2 samples for 4 micro-batches");
+    CHECK_FAILS(td_pipeline_get_trace(pipeline, &trace), TD_ERR_STATE, "step() failed");
+    td_pipeline_destroy(pipeline);
+    CHECK_OK(td_destroy_process_group());
+}
+
+TEST(a_trace_is_drawn_to_scale)
+{
+    td_pipeline_pass passes[] = {
+        {.rank = 0, .stage = 0, .end_ns = 30},
+        {.rank = 0, .stage = 0, .backward = true, .start_ns = 100, .end_ns = 200},
+        {.rank = 1, .stage = 1, .start_ns = 30, .end_ns = 40},
+        {.rank = 1, .stage = 1, .backward = true, .start_ns = 40, .end_ns = 100},
+    };
+    td_pipeline_trace trace = {
+        .passes = passes, .count = 4, .ranks = 2, .chunks = 1, .micro_batches = 1};
+    td_bytes text = td_pipeline_trace_text(&trace, 20);
+    CHECK_STR(text.data, "rank 0  F0-.......B0--------\n"
+                         "rank 1  ...FB0----..........\n");
+    td_bytes_free(&text);
+    CHECK_EQ(td_pipeline_trace_text(&trace, 0).size, 0);
+}
+
+/* ---- Pipelines that differ ---------------------------------------------------------------------- */
+
 RANKS(pipelines_that_differ, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));
@@ -408,6 +481,13 @@ RANKS(pipelines_that_differ, .ranks = 3)
     CHECK_CONTAINS(td_last_error(), "rank 0 has 2 modules, schedule interleaved, 4 micro-batches; "
                                     "rank 2 has 2, interleaved, 5; all ranks must pass the same");
     CHECK_EQ(td_last_status(), TD_ERR_MISMATCH);
+    td_module *ahead = linear(1);
+    CHECK(!td_pipeline_create(&ahead, 1, &(td_pipeline_options){.ahead = rank == 1}));
+    CHECK_CONTAINS(td_last_error(), "3 micro-batches; rank 1 has 1, 1F1B, 3, 1 ahead; all ranks");
+    ahead = linear(1);
+    CHECK(!td_pipeline_create(&ahead, 1,
+                              &(td_pipeline_options){.ahead = 1, .schedule = TD_PIPELINE_GPIPE}));
+    CHECK_CONTAINS(td_last_error(), "1 forward passes ahead with the schedule GPipe");
     td_module *one = rank == 1 ? NULL : linear(1);
     CHECK(!td_pipeline_create(&one, 1, NULL));
     CHECK_CONTAINS(td_last_error(), "td_pipeline_create: rank 1: ");

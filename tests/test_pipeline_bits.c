@@ -93,12 +93,14 @@ static td_pipeline *make_pipeline(int chunks, const td_pipeline_options *options
 
 /* Trains a few steps, beside one process, and compares loss, parameters and gradients bit for bit. */
 static void follow_one_process(td_pipeline_schedule schedule, int chunks, int micro_batches,
-                               int samples)
+                               int samples, int ahead)
 {
     int rank = td_get_rank(NULL), size = td_get_world_size(NULL), count = chunks * size;
-    td_pipeline *pipeline = make_pipeline(
-        chunks, &(td_pipeline_options){
-                    .schedule = schedule, .micro_batches = micro_batches, .loss = mean_loss});
+    td_pipeline *pipeline = make_pipeline(chunks,
+                                          &(td_pipeline_options){.schedule = schedule,
+                                                                 .micro_batches = micro_batches,
+                                                                 .loss = mean_loss,
+                                                                 .ahead = ahead});
     td_optimizer *sgd = td_sgd(td_pipeline_module(pipeline),
                                &(td_sgd_options){.lr = 0.3, .momentum = 0.9});
     td_module *alone[STAGES_MAX];
@@ -130,6 +132,7 @@ static void follow_one_process(td_pipeline_schedule schedule, int chunks, int mi
     CHECK(stats.bubble > 0 && stats.bubble < 1 && stats.busy_ns > 0);
     CHECK(fabs(stats.theory - (size - 1.0) / (chunks * micro_batches + size - 1.0)) < 1e-12);
     int bound = schedule == TD_PIPELINE_GPIPE ? micro_batches : size - rank;
+    bound += ahead < size - rank - 1 ? ahead : size - rank - 1;
     if (chunks == 1)
         CHECK_EQ(stats.peak_stored, bound < micro_batches ? bound : micro_batches);
     td_optimizer_destroy(sgd);
@@ -143,11 +146,13 @@ static void follow_one_process(td_pipeline_schedule schedule, int chunks, int mi
 static void follow_with_all_schedules(void)
 {
     CHECK_OK(td_init_process_group(NULL));
-    follow_one_process(TD_PIPELINE_GPIPE, 1, 4, 16);
-    follow_one_process(TD_PIPELINE_1F1B, 1, 5, 12); /* of 3 and 2 samples */
-    follow_one_process(TD_PIPELINE_DEFAULT, 1, 1, 3);
-    follow_one_process(TD_PIPELINE_INTERLEAVED, 2, 6, 13);
-    follow_one_process(TD_PIPELINE_DEFAULT, 3, 4, 8);
+    follow_one_process(TD_PIPELINE_GPIPE, 1, 4, 16, 0);
+    follow_one_process(TD_PIPELINE_1F1B, 1, 5, 12, 0); /* of 3 and 2 samples */
+    follow_one_process(TD_PIPELINE_1F1B, 1, 6, 13, 1);
+    follow_one_process(TD_PIPELINE_DEFAULT, 1, 5, 10, 9);
+    follow_one_process(TD_PIPELINE_DEFAULT, 1, 1, 3, 0);
+    follow_one_process(TD_PIPELINE_INTERLEAVED, 2, 6, 13, 0);
+    follow_one_process(TD_PIPELINE_DEFAULT, 3, 4, 8, 0);
     CHECK_OK(td_destroy_process_group());
 }
 
@@ -178,8 +183,8 @@ RANKS(large_tensors, .ranks = 2, .deadline_s = 40)
 {
     CHECK_OK(td_init_process_group(NULL));
     width = 300;
-    follow_one_process(TD_PIPELINE_1F1B, 1, 4, 402);
-    follow_one_process(TD_PIPELINE_INTERLEAVED, 2, 4, 402);
+    follow_one_process(TD_PIPELINE_1F1B, 1, 4, 402, 1);
+    follow_one_process(TD_PIPELINE_INTERLEAVED, 2, 4, 402, 0);
     CHECK_OK(td_destroy_process_group());
 }
 

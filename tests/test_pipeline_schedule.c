@@ -47,6 +47,16 @@ TEST(one_forward_one_backward_is_right)
 {
     for_all_plans(TD_PIPELINE_1F1B, prove);
 }
+static void prove_ahead(const struct td__pipeline_plan *plan)
+{
+    struct td__pipeline_plan now = *plan;
+    for (now.ahead = 1; now.ahead <= 4; now.ahead += 3)
+        prove(&now);
+}
+TEST(one_forward_one_backward_ahead_is_right)
+{
+    for_all_plans(TD_PIPELINE_1F1B, prove_ahead);
+}
 TEST(interleaved_is_right)
 {
     for_all_plans(TD_PIPELINE_INTERLEAVED, prove);
@@ -63,6 +73,10 @@ TEST(stored_micro_batches_are_bounded)
                 CHECK_EQ(td__pipeline_stored_bound(&plan, r), m);
                 plan.kind = TD_PIPELINE_1F1B;
                 CHECK_EQ(td__pipeline_stored_bound(&plan, r), p - r < m ? p - r : m);
+                plan.ahead = 3;
+                int more = p - r - 1 < 3 ? 2 * (p - r) - 1 : p - r + 3;
+                CHECK_EQ(td__pipeline_stored_bound(&plan, r), more < m ? more : m);
+                plan.ahead = 0;
                 plan.kind = TD_PIPELINE_INTERLEAVED;
                 plan.chunks = 3;
                 int megatron = 2 * (p - r - 1) + 2 * p + 1;
@@ -185,10 +199,67 @@ static void check_bubble(const struct td__pipeline_plan *plan)
     td__actions_free_all(ranks, plan->ranks);
 }
 
+/* The passes ahead fit into the time in which a rank waits for its first gradient. */
+static void check_bubble_ahead(const struct td__pipeline_plan *plan)
+{
+    struct td__pipeline_plan now = *plan;
+    now.ahead = plan->ranks;
+    check_bubble(&now);
+}
+
 TEST(bubbles_are_those_of_theory)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for_all_plans(kinds[i], check_bubble);
+    for_all_plans(TD_PIPELINE_1F1B, check_bubble_ahead);
+}
+
+/* ---- Measured passes --------------------------------------------------------------------------- */
+
+enum { PASSES = 2 * 2 * 4 };
+
+/* The passes of 2 ranks and 4 micro-batches, each as long as its entry of a list; those of rank 0 come first. */
+static int64_t needed(int ahead, const int64_t forward[2][4], const int64_t backward[2][4])
+{
+    struct td__pipeline_plan plan = {
+        .kind = TD_PIPELINE_1F1B, .ranks = 2, .chunks = 1, .micro_batches = 4, .ahead = ahead};
+    td_pipeline_pass passes[PASSES];
+    for (int i = 0; i < PASSES; i++) {
+        int rank = i / 8, micro_batch = i % 4;
+        bool is_backward = i / 4 % 2;
+        passes[i] = (td_pipeline_pass){
+            .rank = rank,
+            .stage = rank,
+            .micro_batch = micro_batch,
+            .backward = is_backward,
+            .start_ns = 1000,
+            .end_ns = 1000 + (is_backward ? backward : forward)[rank][micro_batch]};
+    }
+    struct td__actions *ranks = td__actions_build_all(&plan);
+    struct td__timeline timeline;
+    CHECK(ranks && td__timeline_measured(&plan, ranks, passes, PASSES, &timeline));
+    int64_t total = timeline.total;
+    td__timeline_free(&timeline);
+    td__actions_free_all(ranks, 2);
+    return total;
+}
+
+/* rank 0  F0 F1 .  B0 F2 B1 F3 B2 .  B3      F of 1, B of 2: 5 times 3, if all passes are equal
+ * rank 1  .  F0 B0 F1 B1 F2 B2 F3 B3 .
+ *
+ * Of two passes that run at the same time the longer one counts; ahead of the order, only those of rank 1 do. */
+TEST(unequal_passes_make_ranks_wait)
+{
+    const int64_t equal_f[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
+    const int64_t equal_b[2][4] = {{2, 2, 2, 2}, {2, 2, 2, 2}};
+    CHECK_EQ(needed(0, equal_f, equal_b), 15);
+    CHECK_EQ(needed(1, equal_f, equal_b), 15);
+    const int64_t late_f[2][4] = {{1, 1, 2, 1}, {1, 1, 1, 1}};
+    const int64_t late_b[2][4] = {{2, 2, 2, 2}, {2, 3, 2, 2}};
+    CHECK_EQ(needed(0, late_f, equal_b), 16);
+    CHECK_EQ(needed(1, late_f, equal_b), 15);
+    CHECK_EQ(needed(0, equal_f, late_b), 16);
+    CHECK_EQ(needed(0, late_f, late_b), 16);
 }
 
 /* ---- Drawings ---------------------------------------------------------------------------------- */

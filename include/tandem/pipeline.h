@@ -44,7 +44,8 @@ typedef struct td_pipeline td_pipeline;
 typedef enum td_pipeline_schedule {
     TD_PIPELINE_DEFAULT, /* TD_PIPELINE_1F1B for one module a rank, TD_PIPELINE_INTERLEAVED for several */
     TD_PIPELINE_GPIPE, /* all forward passes, then all backward passes: m stored micro-batches */
-    TD_PIPELINE_1F1B,  /* a backward pass as soon as possible: rank r stores min(p - r, m) */
+    TD_PIPELINE_1F1B,  /* a backward pass as soon as possible: rank r stores min(p - r, m), or with
+                          td_pipeline_options.ahead a little more */
     TD_PIPELINE_INTERLEAVED, /* 1F1B over v modules a rank, in Megatron's order: a smaller bubble, more messages */
 } td_pipeline_schedule;
 
@@ -61,14 +62,17 @@ typedef struct td_pipeline_options {
     bool
         sum_loss; /* the loss is a sum over the samples: add the losses instead of averaging them */
     td_group *group; /* rank r of it has the stages r, p + r, …; NULL: the world */
+    int ahead; /* 1F1B: how many more forward passes rank r, but the last, runs before its first backward pass, p - r - 1
+                  at most. It stores as many micro-batches more, and neither messages nor passes of unequal duration
+                  make the ranks wait for each other with every micro-batch. See docs/pipeline.md. */
     void *reserved[4];
 } td_pipeline_options;
 
 /**
  * Makes a pipeline of `count` modules on each rank of the group, the stages of this rank in order. It owns them.
  *
- * Collective. Every rank passes the same count, schedule, micro_batches and sum_loss: a difference is TD_ERR_MISMATCH
- * and names both ranks. The messages and collectives of the pipeline run on groups of its own, so that other calls on
+ * Collective. Every rank passes the same count, schedule, micro_batches, ahead and sum_loss: a difference is
+ * TD_ERR_MISMATCH and names both ranks. The messages and collectives of the pipeline run on groups of its own, so that other calls on
  * `group` may be made at any time between its calls. Without a world, or in a group of one rank, all stages are here.
  *
  * NULL on failure; the modules are then destroyed, too.

@@ -76,6 +76,7 @@ static td_status set_up(td_pipeline *pipeline, td_module *const *modules, int co
     pipeline->plan.chunks = count;
     pipeline->plan.micro_batches = options->micro_batches ? options->micro_batches
                                                           : pipeline->plan.ranks;
+    pipeline->plan.ahead = options->ahead;
     TD_TRY(td__pipeline_plan_check("td_pipeline_create", &pipeline->plan));
     pipeline->loss = options->loss;
     pipeline->loss_arg = options->loss_arg;

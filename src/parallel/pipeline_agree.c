@@ -6,6 +6,7 @@
 
 #include <tandem/dist.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,10 +84,19 @@ static td_status exchange(td_pipeline *pipeline, const char *call, td_status sta
 
 /* ---- Creating ----------------------------------------------------------------------------------- */
 
+/* ", 2 ahead, sum_loss": the settings that are rarely used. */
+static const char *further_settings(const int64_t *numbers, char *text, size_t room)
+{
+    int length = numbers[3] ? snprintf(text, room, ", %d ahead", (int)numbers[3]) : 0;
+    snprintf(text + length, room - (size_t)length, "%s", numbers[1] % 2 ? ", sum_loss" : "");
+    return text;
+}
+
 static td_status compare(const td_pipeline *pipeline, const struct td__pipeline_record *all)
 {
     for (int r = 1; r < pipeline->plan.ranks; r++) {
         const int64_t *first = all[0].numbers, *other = all[r].numbers;
+        char of_first[64], of_other[64];
         if (!memcmp(first, other, sizeof all[0].numbers))
             continue;
         return td_fail(
@@ -95,9 +105,9 @@ static td_status compare(const td_pipeline *pipeline, const struct td__pipeline_
             "has %d, %s, %d%s; all ranks must pass the same",
             world_rank(pipeline, 0), (int)first[0],
             td__pipeline_kind_name((td_pipeline_schedule)(first[1] / 2)), (int)first[2],
-            first[1] % 2 ? ", sum_loss" : "", world_rank(pipeline, r), (int)other[0],
-            td__pipeline_kind_name((td_pipeline_schedule)(other[1] / 2)), (int)other[2],
-            other[1] % 2 ? ", sum_loss" : "");
+            further_settings(first, of_first, sizeof of_first), world_rank(pipeline, r),
+            (int)other[0], td__pipeline_kind_name((td_pipeline_schedule)(other[1] / 2)),
+            (int)other[2], further_settings(other, of_other, sizeof of_other));
     }
     return TD_OK;
 }
@@ -108,7 +118,7 @@ td_status td__pipeline_compare(td_pipeline *pipeline, td_status status)
         return status;
     struct td__pipeline_record mine = {
         .numbers = {pipeline->plan.chunks, 2 * (int)pipeline->plan.kind + pipeline->sum_loss,
-                    pipeline->plan.micro_batches}};
+                    pipeline->plan.micro_batches, pipeline->plan.ahead}};
     status = exchange(pipeline, "td_pipeline_create", status, &mine);
     if (!status)
         status = compare(pipeline, pipeline->records);

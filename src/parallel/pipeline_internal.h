@@ -83,10 +83,10 @@ struct td__pipeline_step {
     int passes; /* that have run */
 };
 
-/* A rank's part of an exchange between all of them: its status, and three numbers. */
+/* A rank's part of an exchange between all of them: its status, and four numbers. */
 struct td__pipeline_record {
     int64_t status;
-    int64_t numbers[3];
+    int64_t numbers[4];
 };
 
 /* When a pass has run, since the start of the step on this rank. */

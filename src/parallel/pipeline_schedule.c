@@ -1,9 +1,14 @@
 /* The builders of schedules. Each lays down the order of a rank's passes; add_pass() puts the messages around them.
  *
  *     GPipe, 1F1B    first w forward passes, then a forward and a backward pass in turns, then the backward passes that
- *                    are left; GPipe has w = m, 1F1B w = p - 1 - rank
+ *                    are left; GPipe has w = m, 1F1B w = p - 1 - rank, and `ahead` more
  *     interleaved    the same over the passes of all v chunks, in Megatron's order: groups of p micro-batches, each
  *                    through all chunks, with w = 2 (p - 1 - rank) + (v - 1) p
+ *
+ * In 1F1B two neighbours go round a circle without slack: a forward pass of rank r, one of r + 1, a backward pass of
+ * r + 1, one of r, and so on. So each message, and each pass that takes longer than usual, delays all ranks. Forward passes
+ * ahead of the order fill the time in which rank r waits for its first gradient, p - 1 - r backward passes, and break the
+ * circle: the results of rank r are then there before rank r + 1 needs them.
  *
  * Megatron's order needs a multiple of p micro-batches. For other numbers the schedule is that of the next multiple
  * without the passes of the micro-batches that are not there: leaving out whole micro-batches adds no dependency, so
@@ -52,6 +57,12 @@ td_status td__pipeline_plan_check(const char *call, struct td__pipeline_plan *pl
                        "%s: the schedule %s takes one module a rank, not %d; use "
                        "TD_PIPELINE_INTERLEAVED",
                        call, td__pipeline_kind_name(plan->kind), plan->chunks);
+    if (plan->ahead < 0 || (plan->ahead > 0 && plan->kind != TD_PIPELINE_1F1B))
+        return td_fail(
+            TD_ERR_INVALID,
+            "%s: %d forward passes ahead with the schedule %s; it is a number from 0 on, "
+            "and for 1F1B alone",
+            call, plan->ahead, td__pipeline_kind_name(plan->kind));
     return TD_OK;
 }
 
@@ -116,7 +127,9 @@ static int warm_up(const struct td__pipeline_plan *plan, int rank)
     int after = plan->ranks - 1 - rank;
     if (plan->kind == TD_PIPELINE_GPIPE)
         return plan->micro_batches;
-    return plan->chunks == 1 ? after : 2 * after + (plan->chunks - 1) * plan->ranks;
+    if (plan->chunks == 1)
+        return after + (plan->ahead < after ? plan->ahead : after);
+    return 2 * after + (plan->chunks - 1) * plan->ranks;
 }
 
 /* Passes of a rank, with those of the micro-batches that fill up the last group. */

@@ -42,6 +42,7 @@ struct td__pipeline_plan {
     int ranks;
     int chunks; /* 1, but for TD_PIPELINE_INTERLEAVED */
     int micro_batches;
+    int ahead;         /* td_pipeline_options.ahead */
     bool forward_only; /* the forward passes alone, for evaluation */
 };
 
