@@ -4,9 +4,13 @@
  *                    [--ahead N] [--table] [--draw]
  *
  * NAME is gpipe, 1f1b or interleaved. All stages are the same: square layers with tanh in between. A rank computes with
- * one thread. Of the steps the median bubble counts, beside the theoretical one, and the median time of a step beside
- * that of the busy time and the theoretical bubble. The busy time is measured, so that ranks that slow each other down
- * (shared caches, shared processors) do not count as a bubble. */
+ * one thread. Of the steps the medians count: the bubble beside the theoretical one, and the time of a step beside that of
+ * the busy time and the theoretical bubble. The busy time is measured, so that ranks that slow each other down (shared
+ * caches, shared processors) do not count as a bubble.
+ *
+ * The formula is for passes of equal duration. So the bubble that the measured durations imply is printed, too, which is
+ * that of the critical path of the trace; the rest is the cost of messages and waiting. How much passes vary, and the step
+ * with the least time, show what the machine adds. --draw draws that step. */
 #include "measure.h"
 
 #include <tandem/tandem.h>
