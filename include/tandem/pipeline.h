@@ -173,8 +173,8 @@ TD_API void td_pipeline_trace_free(td_pipeline_trace *trace);
 /**
  * A trace as a drawing to scale: a line of `columns` characters for each rank.
  *
- *     rank 0  F0--F1--........B0------F2--B1------........B2------
- *     rank 1  ....F0--B0------F1--B1------....F2--B2------........
+ *     rank 0  F0--F1--........B0------F2--B1------....B2------
+ *     rank 1  ....F0--B0------F1--B1------F2--B2------........
  *
  * Names of passes that are too short for theirs are cut off. Empty without memory, or for less than one column.
  */
