@@ -1,5 +1,6 @@
 /* Remote references: what can be done with them, on the owner and elsewhere, and that values are freed. */
 #include "base/clock.h"
+#include "rpc/control.h"
 #include "rpc/rref.h"
 #include "rpc_boxes.h"
 #include "runner.h"
@@ -408,6 +409,58 @@ RANKS(any_order_of_three, .ranks = 3, .deadline_s = 60)
 RANKS(any_order_of_four, .ranks = 4, .deadline_s = 60)
 {
     walk(1500 / td_test_slowness(), 2);
+}
+
+/* ---- Repetitions ------------------------------------------------------------------------------- */
+
+static atomic_int controls; /* messages of the library's own that have come */
+
+static bool count_controls(struct td__rpc_agent *agent, struct td__incoming *incoming)
+{
+    struct td__reader body = td__incoming_body(incoming);
+    struct td__span function = td__reader_string(&body, 4096);
+    (void)agent;
+    if (function.size == 10 && !memcmp(function.data, "td.control", 10))
+        atomic_fetch_add(&controls, 1);
+    return false;
+}
+
+/* Repetitions of a message are not answered before the first one has taken effect, which takes long here: otherwise the
+ * fork could be deleted before it is added. */
+RANKS(repeated_before_it_takes_effect, .ranks = 3)
+{
+    boxes_begin();
+    atomic_store(&td__control_answer_ms, 20);
+    if (td_test_rank() == 1) {
+        struct td__rpc_agent *agent = td__agent_hold();
+        pthread_mutex_lock(&agent->rref_lock);
+        atomic_store(&td__serve_delay, count_controls);
+        td_test_barrier();
+        CHECK_SOON(atomic_load(&controls) >= 5);
+        td_test_barrier(); /* w2 looks at its fork */
+        td_test_barrier();
+        pthread_mutex_unlock(&agent->rref_lock);
+        atomic_store(&td__serve_delay, NULL);
+        td__agent_leave(agent);
+    } else if (td_test_rank() == 0) {
+        TD_SCOPE;
+        td_test_barrier();
+        td_rref *box = td_remote("w1", "Box", TD_ARGS(1), NULL);
+        CHECK(td_rpc_sync("w2", "keep", TD_ARGS(box), NULL));
+        td_test_barrier();
+        td_test_barrier();
+        CHECK_SOON(!boxes_children());
+        CHECK(td_rpc_sync("w2", "drop", TD_NO_ARGS, NULL));
+    } else {
+        TD_SCOPE;
+        td_test_barrier();
+        td_test_barrier();
+        td_value *kept = td_rpc_sync("w2", "kept", TD_NO_ARGS, NULL);
+        CHECK(!td_rref_confirmed_by_owner(td_value_rref(kept)));
+        td_test_barrier();
+    }
+    boxes_end();
+    atomic_store(&td__control_answer_ms, 0);
 }
 
 /* ---- Ends -------------------------------------------------------------------------------------- */

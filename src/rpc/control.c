@@ -131,6 +131,43 @@ static td_status note(struct td__rpc_worker *worker, uint64_t number, bool *is_n
     return TD_OK;
 }
 
+/* A message that takes effect on another thread at this moment. */
+struct td__control_active {
+    struct td__control_active *next;
+    int from;
+    uint64_t number;
+};
+
+/* Notes a message, and adds it to those that take effect if it is new; `busy`: it is a repetition of one of these. */
+static td_status begin(struct td__rpc_agent *agent, struct td__control_active *active, bool *is_new,
+                       bool *busy)
+{
+    *busy = false;
+    pthread_mutex_lock(&agent->lock);
+    td_status status = note(td__worker(agent, active->from), active->number, is_new);
+    for (struct td__control_active *at = agent->controls; at && !*is_new; at = at->next)
+        *busy |= at->from == active->from && at->number == active->number;
+    if (!status && *is_new) {
+        active->next = agent->controls;
+        agent->controls = active;
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return status;
+}
+
+static void end(struct td__rpc_agent *agent, struct td__control_active *active)
+{
+    pthread_mutex_lock(&agent->lock);
+    struct td__control_active **at = &agent->controls;
+    while (*at != active)
+        at = &(*at)->next;
+    *at = active->next;
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* A repetition is answered only after the first message has taken effect. An answer to FORK before that would let the
+ * sender's DELETE overtake it: the fork would be added after its deletion, and keep the value for ever. The sender of a
+ * repetition that gets no answer repeats it again. */
 td_value *td__control_receive(td_rpc_call *call, td_value *const *args, int count)
 {
     struct td__rpc_agent *agent = call->agent;
@@ -138,12 +175,14 @@ td_value *td__control_receive(td_rpc_call *call, td_value *const *args, int coun
     for (int i = 0; i < count && i < 4; i++)
         if (td_value_int(args[i], &at[i]))
             return NULL;
-    pthread_mutex_lock(&agent->lock);
-    bool is_new;
-    td_status status = note(td__worker(agent, call->from), (uint64_t)at[0], &is_new);
-    pthread_mutex_unlock(&agent->lock);
-    if (status ||
-        (is_new && td__rref_control(agent, call->from, at[1], (uint64_t)at[2], (uint64_t)at[3])))
-        return NULL;
-    return td_value_nil();
+    struct td__control_active active = {.from = call->from, .number = (uint64_t)at[0]};
+    bool is_new, busy;
+    td_status status = begin(agent, &active, &is_new, &busy);
+    if (!status && is_new) {
+        status = td__rref_control(agent, call->from, at[1], (uint64_t)at[2], (uint64_t)at[3]);
+        end(agent, &active);
+    }
+    if (busy)
+        atomic_store(&call->cancelled, true); /* no answer */
+    return status ? NULL : td_value_nil();
 }

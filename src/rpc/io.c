@@ -197,8 +197,7 @@ static bool has_news(struct td__rpc_agent *agent)
         struct td__rpc_link *link = agent->links[i];
         if (atomic_load(&link->hup))
             return true;
-        if (link->local &&
-            (td__byte_ring_has_bytes(&link->rings.in) || td__link_has_room(link)))
+        if (link->local && (td__byte_ring_has_bytes(&link->rings.in) || td__link_has_room(link)))
             return true;
     }
     return atomic_load(&agent->new_links) || atomic_load(&agent->presence_changed);
@@ -504,6 +503,7 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__d
     if (ran && complete) {
         atomic_store_explicit(&agent->running_since, td__now_ns(), memory_order_relaxed);
         atomic_store(&agent->lead, this_thread() | RUNS);
+        start_ticking(agent); /* the last tick may have found the thread reading, and have ended */
         return;
     }
     yield_lead(agent);

@@ -162,7 +162,8 @@ struct td__rpc_agent {
     struct td__endpoint *endpoint;
     struct td__endpoint_waiter waiter;
 
-    pthread_mutex_t lock;                    /* workers */
+    pthread_mutex_t lock; /* workers, and `controls` */
+    struct td__control_active *controls;
     struct td__rpc_worker *_Atomic *workers; /* by rank; NULL: not known. They stay until the end */
     atomic_int known;                        /* those that are known are below it */
     struct td__map names;
