@@ -72,4 +72,15 @@ static inline void td__store_u32(void *to, uint32_t value)
     b[3] = (uint8_t)(value >> 24);
 }
 
+static inline uint64_t td__load_u64(const void *from)
+{
+    return td__load_u32(from) | (uint64_t)td__load_u32((const uint8_t *)from + 4) << 32;
+}
+
+static inline void td__store_u64(void *to, uint64_t value)
+{
+    td__store_u32(to, (uint32_t)value);
+    td__store_u32((uint8_t *)to + 4, (uint32_t)(value >> 32));
+}
+
 #endif

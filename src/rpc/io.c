@@ -143,6 +143,19 @@ static void forget(struct td__rpc_agent *agent, struct td__rpc_link *link)
     td__agent_link_ended(link);
 }
 
+/* The socket of a link has ended, its worker perhaps not: nothing is read until it has another one. False if there will
+ * be none. */
+static bool suspend(struct td__rpc_agent *agent, struct td__rpc_link *link)
+{
+    epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_DEL, link->fd, NULL);
+    shutdown(link->fd, SHUT_RDWR);
+    pthread_mutex_lock(&link->write_lock);
+    link->stopped = true;
+    pthread_mutex_unlock(&link->write_lock);
+    atomic_store(&link->suspended, true);
+    return td__workers_resume(link);
+}
+
 static bool poll_sockets(struct td__rpc_agent *agent)
 {
     struct epoll_event events[EVENTS];
@@ -169,6 +182,14 @@ static bool poll_all(struct td__rpc_agent *agent)
         found |= poll_sockets(agent);
     for (int i = 0; i < agent->link_count; i++) {
         struct td__rpc_link *link = agent->links[i];
+        if (atomic_load_explicit(&link->suspended, memory_order_acquire)) {
+            if (atomic_load(&link->dead)) {
+                agent->links[i--] = agent->links[--agent->link_count];
+                forget(agent, link);
+                found = true;
+            }
+            continue;
+        }
         bool hup = atomic_load_explicit(&link->hup, memory_order_relaxed);
         if (hup)
             atomic_store(&link->hup, false);
@@ -177,8 +198,8 @@ static bool poll_all(struct td__rpc_agent *agent)
         if (atomic_load_explicit(&link->blocked, memory_order_relaxed) && link->local)
             found |= td__link_flush(link);
         if (hup && link->local)
-            link->ended = true; /* after its last bytes */
-        if (link->ended) {
+            link->broken = true; /* after its last bytes */
+        if (link->ended || (link->broken && !suspend(agent, link))) {
             agent->links[i--] = agent->links[--agent->link_count];
             forget(agent, link);
             found = true;
@@ -195,6 +216,11 @@ static bool has_news(struct td__rpc_agent *agent)
 {
     for (int i = 0; i < agent->link_count; i++) {
         struct td__rpc_link *link = agent->links[i];
+        if (atomic_load(&link->suspended)) {
+            if (atomic_load(&link->dead))
+                return true;
+            continue;
+        }
         if (atomic_load(&link->hup))
             return true;
         if (link->local && (td__byte_ring_has_bytes(&link->rings.in) || td__link_has_room(link)))
@@ -397,7 +423,7 @@ static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *ev
         return false;
     pthread_mutex_lock(&agent->lock);
     struct td__rpc_link *link = agent->by_id[id];
-    if (link && (!td__link_drain(link) || event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)))
+    if (link && !td__link_drain(link))
         atomic_store(&link->hup, true);
     pthread_mutex_unlock(&agent->lock);
     return false;
@@ -535,6 +561,14 @@ static bool watch(int epoll, int fd, uint32_t events, uint64_t id)
     return !epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
+void td__io_watch(struct td__rpc_link *link)
+{
+    struct td__rpc_agent *agent = link->agent;
+    if (!watch(link->local ? agent->epoll : agent->sockets, link->fd,
+               EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT), link->id))
+        atomic_store(&link->hup, true);
+}
+
 td_status td__io_add(struct td__rpc_link *link)
 {
     struct td__rpc_agent *agent = link->agent;
@@ -558,9 +592,7 @@ td_status td__io_add(struct td__rpc_link *link)
         return td__fail_nomem("rpc");
     if (!link->local)
         atomic_fetch_add(&agent->socket_links, 1);
-    if (!watch(link->local ? agent->epoll : agent->sockets, link->fd,
-               EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT), link->id))
-        atomic_store(&link->hup, true);
+    td__io_watch(link);
     struct td__rpc_link *first = atomic_load(&agent->new_links);
     do
         link->next = first;
@@ -613,6 +645,9 @@ void td__io_stop(struct td__rpc_agent *agent)
     pthread_t thread;
     pthread_mutex_lock(&agent->run_lock);
     atomic_store(&agent->stopping, true);
+    pthread_mutex_unlock(&agent->run_lock);
+    td__handshakes_cancel(agent);
+    pthread_mutex_lock(&agent->run_lock);
     td__io_wake(agent);
     for (int i = 0; thread_at(agent, i, &thread); i++) {
         pthread_mutex_unlock(&agent->run_lock);

@@ -4,7 +4,10 @@
  *     this host     they go through rings in shared memory; the socket carries one byte to wake an agent that sleeps,
  *                   and ends with its process
  *
- * Any thread writes, under write_lock; only the thread that leads (io.c) reads. */
+ * Any thread writes, under write_lock; only the thread that leads (io.c) reads.
+ *
+ * A link outlives its socket: link_resume.c. So messages that were written to a socket are kept until the other worker
+ * has acknowledged them, which it does now and then. */
 #include "base/arena.h"
 #include "base/fail.h"
 #include "os/socket.h"
@@ -19,10 +22,11 @@
 #include <unistd.h>
 
 enum {
-    HELLO = 0x63707274, /* "trpc" */
     BUFFER_SIZE = 64 * 1024,
     SEGMENTS = 16,                      /* of one sendmsg() */
     READS = 64,                         /* of one link before it is the next one's turn */
+    ACK_BYTES = 256 * 1024,             /* how much may be received … */
+    ACK_MESSAGES = 64,                  /* … or how many, until that is acknowledged */
     RING_STEP = TD__BYTE_RING_SIZE / 4, /* both ends of a ring copy at the same time */
 };
 
@@ -38,7 +42,9 @@ static struct td__rpc_link *create(struct td__rpc_agent *agent, int rank, int fd
     *link = (struct td__rpc_link){.agent = agent, .rank = rank, .fd = fd, .local = local};
     atomic_init(&link->users, 1);
     pthread_mutex_init(&link->write_lock, NULL);
+    pthread_mutex_init(&link->resume_lock, NULL);
     link->last = &link->first;
+    link->last_unacked = &link->unacked;
     if (!local && !(link->buffer = malloc(BUFFER_SIZE))) {
         td__fail_nomem("rpc");
         link->fd = -1;
@@ -57,10 +63,8 @@ void td__link_release(struct td__rpc_link *link)
 {
     if (atomic_fetch_sub(&link->users, 1) != 1)
         return;
-    for (struct td__message *message = link->first, *next; message; message = next) {
-        next = message->next;
-        td__message_free(message);
-    }
+    *link->last_unacked = link->first;
+    td__messages_free(link->unacked);
     td__incoming_free(link->incoming);
     td__byte_ring_unmap(&link->rings);
     if (link->control)
@@ -68,6 +72,7 @@ void td__link_release(struct td__rpc_link *link)
     if (link->fd >= 0)
         close(link->fd);
     pthread_mutex_destroy(&link->write_lock);
+    pthread_mutex_destroy(&link->resume_lock);
     free(link->buffer);
     free(link);
 }
@@ -86,6 +91,36 @@ static td_status failed(int error)
 {
     return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "the handshake failed: %s",
                    error == ENODATA ? "it closed the connection" : td__errno_text(error));
+}
+
+void td__handshake_begin(struct td__rpc_agent *agent, struct td__handshake *handshake, int fd)
+{
+    handshake->fd = fd;
+    pthread_mutex_lock(&agent->lock);
+    handshake->next = agent->handshakes;
+    agent->handshakes = handshake;
+    if (atomic_load(&agent->stopping))
+        shutdown(fd, SHUT_RDWR);
+    pthread_mutex_unlock(&agent->lock);
+}
+
+void td__handshake_end(struct td__rpc_agent *agent, struct td__handshake *handshake)
+{
+    pthread_mutex_lock(&agent->lock);
+    struct td__handshake **at = &agent->handshakes;
+    while (*at != handshake)
+        at = &(*at)->next;
+    *at = handshake->next;
+    pthread_mutex_unlock(&agent->lock);
+}
+
+void td__handshakes_cancel(struct td__rpc_agent *agent)
+{
+    pthread_mutex_lock(&agent->lock);
+    for (struct td__handshake *handshake = agent->handshakes; handshake;
+         handshake = handshake->next)
+        shutdown(handshake->fd, SHUT_RDWR);
+    pthread_mutex_unlock(&agent->lock);
 }
 
 /* The worker gets the link before it is read: once it is, it may end at any time, and the worker must not get it after
@@ -147,9 +182,29 @@ static td_status accept_rings(struct td__rpc_link *link, td__deadline deadline)
     return status ? status : send_fd(link, link->agent->control_fd, deadline);
 }
 
+/* The last byte of the handshake: the other worker has the link, and knows its number. If the byte is lost, the opener
+ * has no link; what the other worker has sent over it until then is sent over the next one (td__agent_link_ended()). A
+ * byte that is to wake this worker does as well. */
+static td_status await_ready(struct td__rpc_link *link, td__deadline deadline)
+{
+    uint8_t ready;
+    int error = td__recv_all(link->fd, &ready, 1, deadline);
+    return error ? failed(error) : TD_OK;
+}
+
+static void send_ready(struct td__rpc_link *link, td__deadline deadline)
+{
+    pthread_mutex_lock(&link->write_lock);
+    if (!link->stopped)                           /* and not over the next socket */
+        td__send_all(link->fd, "r", 1, deadline); /* the thread that leads notices a failure */
+    link->unready = false;
+    pthread_mutex_unlock(&link->write_lock);
+    td__link_flush(link);
+}
+
 td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline)
 {
-    uint8_t hello[8];
+    uint8_t hello[TD__HELLO_SIZE];
     bool local = td__endpoint_host(agent->endpoint, rank) ==
                  td__endpoint_host(agent->endpoint, agent->rank);
     struct td__rpc_link *link = create(agent, rank, fd, local);
@@ -157,28 +212,49 @@ td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadl
         close(fd);
         return TD_ERR_NOMEM;
     }
-    td__store_u32(hello, HELLO);
-    td__store_u32(hello + 4, local);
+    link->opener = true;
+    link->number = td__rref_new_id(agent);
+    td__hello_write(hello, local ? TD__HELLO_RINGS : TD__HELLO_SOCKET, link->number, 0, 0);
+    struct td__handshake handshake;
+    td__handshake_begin(agent, &handshake, fd);
     int error = td__send_all(fd, hello, sizeof hello, deadline);
     td_status status = error ? failed(error) : local ? open_rings(link, deadline) : TD_OK;
+    if (!status)
+        status = await_ready(link, deadline);
+    td__handshake_end(agent, &handshake);
     return finish(link, status);
 }
 
 td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline)
 {
-    uint8_t hello[8];
+    uint8_t hello[TD__HELLO_SIZE];
+    struct td__handshake handshake;
+    td__handshake_begin(agent, &handshake, fd);
     int error = td__recv_all(fd, hello, sizeof hello, deadline);
-    uint32_t local = td__load_u32(hello + 4);
-    if (error || td__load_u32(hello) != HELLO || local > 1) {
+    td__handshake_end(agent, &handshake);
+    uint64_t number = td__load_u64(hello + 8), received = td__load_u64(hello + 16);
+    uint32_t kind = hello[4], attempt = td__load_u32(hello + 4) >> 8;
+    if (!error && td__load_u32(hello) == TD__HELLO && kind == TD__HELLO_RESUME)
+        return td__link_accept_resume(agent, rank, fd, number, attempt, received, deadline);
+    if (error || td__load_u32(hello) != TD__HELLO || kind > TD__HELLO_RINGS) {
         close(fd);
         return error ? failed(error) : td_fail(TD_ERR_MISMATCH, "the handshake is not valid");
     }
-    struct td__rpc_link *link = create(agent, rank, fd, local);
+    struct td__rpc_link *link = create(agent, rank, fd, kind == TD__HELLO_RINGS);
     if (!link) {
         close(fd);
         return TD_ERR_NOMEM;
     }
-    return finish(link, local ? accept_rings(link, deadline) : TD_OK);
+    link->number = number;
+    td__handshake_begin(agent, &handshake, fd);
+    td_status status = link->local ? accept_rings(link, deadline) : TD_OK;
+    td__handshake_end(agent, &handshake);
+    link->unready = true;
+    td__link_retain(link);
+    if (!(status = finish(link, status)))
+        send_ready(link, deadline);
+    td__link_release(link);
+    return status;
 }
 
 /* ---- Writing (with write_lock held) ------------------------------------------------------------ */
@@ -224,12 +300,21 @@ static bool write_socket(struct td__rpc_link *link, struct td__message *message)
     return true;
 }
 
+/* Writes what there is room for; false if the link has ended. A socket that has ended only stops it: the thread that
+ * leads finds out by reading. */
 static bool write_message(struct td__rpc_link *link, struct td__message *message)
 {
-    return link->local ? write_ring(link, message) : write_socket(link, message);
+    if (link->local)
+        return write_ring(link, message);
+    if (!link->stopped && !link->unready && !write_socket(link, message)) {
+        link->stopped = true;
+        shutdown(link->fd, SHUT_RDWR);
+        td__io_wake(link->agent);
+    }
+    return true;
 }
 
-/* The link has ended: the thread that leads finds out by reading. */
+/* The count of the ring's reader is not valid. */
 static void drop(struct td__rpc_link *link)
 {
     link->closed = true;
@@ -237,10 +322,24 @@ static void drop(struct td__rpc_link *link)
     td__io_wake(link->agent);
 }
 
+/* A message is written: of a socket it is kept. */
+static bool keep_unacked(struct td__rpc_link *link, struct td__message *message)
+{
+    if (link->local)
+        return false;
+    message->next = NULL;
+    *link->last_unacked = message;
+    link->last_unacked = &message->next;
+    return true;
+}
+
 td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
 {
     pthread_mutex_lock(&link->write_lock);
-    bool open = !link->closed && !link->last_sent;
+    bool open = !link->closed && !link->last_sent, kept = false;
+    message->start = link->end;
+    if (open)
+        link->end += message->size;
     if (open && !link->first)
         open = write_message(link, message);
     if (!open && !link->closed && !link->last_sent)
@@ -251,10 +350,14 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
         *link->last = message;
         link->last = &message->next;
         atomic_store(&link->blocked, true);
+    } else if (open) {
+        kept = keep_unacked(link, message);
     }
     pthread_mutex_unlock(&link->write_lock);
     if (link->local && open)
         td__io_ring(link);
+    if (kept)
+        return TD_OK;
     if (done)
         td__message_free(message);
     else if (link->local && td__link_has_room(link))
@@ -280,21 +383,33 @@ bool td__link_flush(struct td__rpc_link *link)
         link->first = message->next;
         if (!link->first)
             link->last = &link->first;
+        if (keep_unacked(link, message))
+            continue;
         message->next = done;
         done = message;
     }
     atomic_store(&link->blocked, link->first && !link->closed);
     pthread_mutex_unlock(&link->write_lock);
-    for (struct td__message *next; done; done = next) {
-        next = done->next;
-        td__message_free(done); /* without the lock: its tensors may be borrowed over this link */
-    }
+    td__messages_free(done); /* without the lock: their tensors may be borrowed over this link */
     if (link->local && wrote)
         td__io_ring(link);
     return wrote;
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
+
+static void acknowledge(struct td__rpc_link *link)
+{
+    struct td__message_header header = {.kind = TD__MESSAGE_ACK, .id = link->received};
+    struct td__message *message = td__message_create(link->agent, link->rank, false);
+    if (!message || td__message_seal(message, &header, SIZE_MAX)) {
+        td__message_free(message);
+        return; /* the next message is acknowledged with this one */
+    }
+    link->told = link->received;
+    link->untold = 0;
+    td__link_send(link, message);
+}
 
 /* A message is complete if nothing of it is missing. */
 static void check_complete(struct td__rpc_link *link)
@@ -307,6 +422,9 @@ static void check_complete(struct td__rpc_link *link)
     link->incoming = NULL;
     link->header_have = 0;
     td__agent_receive(link, incoming);
+    if (!link->local &&
+        (++link->untold >= ACK_MESSAGES || link->received - link->told >= ACK_BYTES))
+        acknowledge(link);
 }
 
 static bool begin_message(struct td__rpc_link *link)
@@ -374,12 +492,11 @@ static bool read_socket(struct td__rpc_link *link)
     bool direct = to && size >= BUFFER_SIZE;
     ssize_t got = recv(link->fd, direct ? to : link->buffer, direct ? size : BUFFER_SIZE,
                        MSG_DONTWAIT);
-    if (got < 0)
-        link->ended = errno != EAGAIN && errno != EINTR;
-    if (got == 0)
-        link->ended = true;
-    if (got <= 0)
-        return link->ended;
+    if (got <= 0) {
+        link->broken = got == 0 || (errno != EAGAIN && errno != EINTR);
+        return link->broken;
+    }
+    link->received += (size_t)got;
     if (!direct) {
         link->ended = !take(link, (const char *)link->buffer, (size_t)got);
     } else {
@@ -392,7 +509,7 @@ static bool read_socket(struct td__rpc_link *link)
 bool td__link_read(struct td__rpc_link *link)
 {
     int read = 0;
-    while (!link->ended && !link->leaving && read < READS &&
+    while (!link->ended && !link->broken && !link->leaving && read < READS &&
            (link->local ? read_ring(link) : read_socket(link)))
         read++;
     if (read == READS && !link->local)

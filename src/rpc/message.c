@@ -12,17 +12,6 @@
 
 /* ---- Headers --------------------------------------------------------------------------------- */
 
-static void store_u64(uint8_t *to, uint64_t value)
-{
-    td__store_u32(to, (uint32_t)value);
-    td__store_u32(to + 4, (uint32_t)(value >> 32));
-}
-
-static uint64_t load_u64(const uint8_t *from)
-{
-    return td__load_u32(from) | (uint64_t)td__load_u32(from + 4) << 32;
-}
-
 void td__message_header_write(const struct td__message_header *header,
                               uint8_t bytes[TD__HEADER_SIZE])
 {
@@ -31,12 +20,12 @@ void td__message_header_write(const struct td__message_header *header,
     td__store_u32(bytes + 4, header->tensors);
     td__store_u32(bytes + 8, header->records);
     td__store_u32(bytes + 12, header->body);
-    store_u64(bytes + 16, header->id);
+    td__store_u64(bytes + 16, header->id);
     td__store_u32(bytes + 24, header->timeout_ms);
     td__store_u32(bytes + 28, header->rrefs);
-    store_u64(bytes + 32, header->context);
-    store_u64(bytes + 40, header->elements);
-    store_u64(bytes + 48, header->message);
+    td__store_u64(bytes + 32, header->context);
+    td__store_u64(bytes + 40, header->elements);
+    td__store_u64(bytes + 48, header->message);
 }
 
 bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
@@ -50,12 +39,12 @@ bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
         .tensors = td__load_u32(bytes + 4),
         .records = td__load_u32(bytes + 8),
         .body = td__load_u32(bytes + 12),
-        .id = load_u64(bytes + 16),
+        .id = td__load_u64(bytes + 16),
         .timeout_ms = td__load_u32(bytes + 24),
         .rrefs = td__load_u32(bytes + 28),
-        .context = load_u64(bytes + 32),
-        .elements = load_u64(bytes + 40),
-        .message = load_u64(bytes + 48),
+        .context = td__load_u64(bytes + 32),
+        .elements = td__load_u64(bytes + 40),
+        .message = td__load_u64(bytes + 48),
     };
     return header->kind >= TD__MESSAGE_REQUEST && header->kind < TD__MESSAGE_KINDS &&
            header->copy <= 1 && header->tensors <= TD__MAX_TENSORS &&
@@ -152,6 +141,14 @@ void td__message_free(struct td__message *message)
     td__buffer_free(&message->bytes);
     td__buffer_free(&message->body);
     free(message);
+}
+
+void td__messages_free(struct td__message *message)
+{
+    for (struct td__message *next; message; message = next) {
+        next = message->next;
+        td__message_free(message);
+    }
 }
 
 static bool grow_tensors(struct td__message *message)
@@ -444,7 +441,7 @@ static struct td__rref_record rref_record(const struct td__incoming *incoming, u
     const uint8_t *at = incoming->bytes + header->records -
                         (size_t)(header->rrefs - number) * TD__RREF_RECORD_SIZE;
     return (struct td__rref_record){
-        .id = load_u64(at), .fork = load_u64(at + 8), .owner = (int)td__load_u32(at + 16)};
+        .id = td__load_u64(at), .fork = td__load_u64(at + 8), .owner = (int)td__load_u32(at + 16)};
 }
 
 /* A reference can be taken once: its fork belongs to one handle. */

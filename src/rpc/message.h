@@ -32,6 +32,7 @@ enum td__message_kind {
     TD__MESSAGE_CANCEL, /* of the request `id` */
     TD__MESSAGE_RETURN, /* the body has the numbers of leases that have ended, 8 bytes each */
     TD__MESSAGE_LEAVE,  /* the sender shuts down: nothing comes after this */
+    TD__MESSAGE_ACK,    /* the sender has received the first `id` bytes of the link */
     TD__MESSAGE_KINDS,
 };
 
@@ -89,6 +90,7 @@ struct td__message {
     int recorded_count;
     struct td__rref_record *rrefs;
     uint32_t rref_count, rref_capacity;
+    uint64_t start; /* bytes of the link before it */
     size_t written; /* bytes that are in the link, of all */
     size_t size;    /* of all */
 };
@@ -105,6 +107,9 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
 
 /** Frees it; one that was not sent takes its leases and references back. */
 void td__message_free(struct td__message *message);
+
+/** The same for a list. */
+void td__messages_free(struct td__message *first);
 
 /** The next bytes to be written, at message->written. */
 const void *td__message_next(const struct td__message *message, size_t *size);
@@ -130,7 +135,7 @@ struct td__incoming {
     uint64_t skip; /* … and how many of its bytes are to be skipped */
     bool complete;
     uint64_t link; /* that it came on, plus 1; 0: from this worker */
-    bool *taken; /* the references that were taken from it; NULL: none */
+    bool *taken;   /* the references that were taken from it; NULL: none */
 };
 
 /** Begins a message after its header. */

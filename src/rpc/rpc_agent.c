@@ -195,6 +195,10 @@ void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
         if (link)
             link->leaving = true;
         break;
+    case TD__MESSAGE_ACK:
+        if (link)
+            td__link_acked(link, incoming->header.id);
+        break;
     }
     td__incoming_free(incoming);
 }

@@ -4,6 +4,7 @@
  *     membership.c  joining and leaving the world of workers
  *     workers.c     the other workers: names, ranks, connecting
  *     link.c        a link to one of them: a socket, and rings in shared memory on one host
+ *     link_resume.c a link whose socket has ended goes on over another one
  *     io.c          which thread reads the links, and which runs functions
  *     rpc_calls.c   calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
@@ -39,24 +40,40 @@ struct td__rpc_link {
     int rank;   /* of the worker at the other end */
     int fd;     /* carries the messages; if there are rings, the bytes that wake the agent */
     bool local; /* there are rings */
+    bool opener;
+    uint64_t number; /* its name on both workers; the opener has chosen it */
     struct td__byte_ring_pair rings;
     struct td__rpc_control *control; /* of the other worker */
     atomic_int users;
 
     /* Writing. */
     pthread_mutex_t write_lock;
-    struct td__message *first, **last; /* that do not fit yet */
-    atomic_bool blocked;               /* there are such messages */
-    bool closed;                       /* nothing is written any more … */
-    bool last_sent;                    /* … after the messages that wait */
+    struct td__message *first, **last;           /* that do not fit yet */
+    struct td__message *unacked, **last_unacked; /* of a socket: not known to be received */
+    uint64_t end;                                /* the bytes of all messages until now */
+    atomic_bool blocked;                         /* there are messages that do not fit */
+    bool unready;                                /* its handshake is not complete … */
+    bool stopped;                                /* … or its socket has ended: all wait … */
+    bool closed;                                 /* … or the link: nothing is written any more */
+    bool last_sent;                              /* nothing after the messages that wait */
 
     /* Reading: only the thread that leads. */
     uint8_t header[TD__HEADER_SIZE];
     size_t header_have;
     struct td__incoming *incoming;
-    uint8_t *buffer; /* of a socket */
+    uint8_t *buffer;   /* of a socket */
+    uint64_t received; /* bytes of a socket … */
+    uint64_t told;     /* … of which the other worker knows */
+    int untold;        /* messages after these */
+    bool broken;       /* the socket has ended */
     bool ended;
     bool leaving; /* the other worker has sent its last message */
+
+    atomic_bool
+        suspended; /* it waits for another socket: not read, by the thread that leads or any other */
+    atomic_bool dead; /* there will be none */
+    pthread_mutex_t resume_lock;
+    uint32_t attempts; /* to resume it, under resume_lock */
 
     uint64_t id;     /* of its events */
     atomic_bool hup; /* its socket has ended */
@@ -81,9 +98,38 @@ bool td__link_read(struct td__rpc_link *link);
 /** Removes the bytes that woke the agent. False if the other worker has closed the link. */
 bool td__link_drain(struct td__rpc_link *link);
 
+/* A handshake begins with HELLO: what it is for, the number of the link, and the bytes that were received before. */
+enum { TD__HELLO = 0x63707274, TD__HELLO_SIZE = 24 };
+enum td__hello { TD__HELLO_SOCKET, TD__HELLO_RINGS, TD__HELLO_RESUME };
+void td__hello_write(uint8_t hello[TD__HELLO_SIZE], enum td__hello kind, uint64_t number,
+                     uint32_t attempt, uint64_t received);
+
+/** A handshake that is under way, so that the end of the agent cancels it. */
+struct td__handshake {
+    struct td__handshake *next;
+    int fd;
+};
+void td__handshake_begin(struct td__rpc_agent *agent, struct td__handshake *handshake, int fd);
+void td__handshake_end(struct td__rpc_agent *agent, struct td__handshake *handshake);
+void td__handshakes_cancel(struct td__rpc_agent *agent);
+
 /** The two sides of the handshake on a new connection `fd`, which they own. */
 td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline);
 td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline);
+
+/** The other worker has received the first `bytes` bytes. */
+void td__link_acked(struct td__rpc_link *link, uint64_t bytes);
+
+/** Opens another connection for a suspended link, or has its opener do so, which this waits for a moment. TD_ERR_STATE if
+ *  the other worker does not know the link. */
+td_status td__link_resume(struct td__rpc_link *link, td__deadline deadline);
+
+/** Takes the messages out of a link that has ended, and over which the other worker has received nothing. */
+struct td__message *td__link_take_unsent(struct td__rpc_link *link);
+
+/** The other worker wants to do that: the handshake on `fd`, which it owns, after its first bytes. */
+td_status td__link_accept_resume(struct td__rpc_agent *agent, int rank, int fd, uint64_t number,
+                                 uint32_t attempt, uint64_t received, td__deadline deadline);
 
 void td__link_retain(struct td__rpc_link *link);
 void td__link_release(struct td__rpc_link *link);
@@ -145,7 +191,8 @@ struct td_rpc_call {
     bool answers_later;                     /* under run_lock */
     void (*task)(struct td_rpc_call *task); /* instead of a call: work of the agent's own */
     int fd;                                 /* of a task … */
-    unsigned links;                         /* … and worker->ended */
+    unsigned links;                         /* … and worker->ended … */
+    struct td__rpc_link *suspended;         /* … and the link, with a reference */
 };
 
 struct td__rpc_agent {
@@ -162,8 +209,9 @@ struct td__rpc_agent {
     struct td__endpoint *endpoint;
     struct td__endpoint_waiter waiter;
 
-    pthread_mutex_t lock; /* workers, and `controls` */
+    pthread_mutex_t lock; /* workers, and what follows */
     struct td__control_active *controls;
+    struct td__handshake *handshakes;
     struct td__rpc_worker *_Atomic *workers; /* by rank; NULL: not known. They stay until the end */
     atomic_int known;                        /* those that are known are below it */
     struct td__map names;
@@ -320,11 +368,18 @@ const char *td__worker_name_of(struct td__rpc_agent *agent, int rank);
 /** Whether it is known to be on this host. */
 bool td__worker_is_near(struct td__rpc_agent *agent, int rank);
 
+/** Connects to a worker, for a handshake. */
+td_status td__worker_connect(struct td__rpc_agent *agent, int rank, td__deadline deadline, int *fd);
+
 /** Opens a link to a worker, on another thread; messages wait for it. */
 void td__workers_connect(struct td__rpc_agent *agent, int rank);
 
 /** Tells the other workers that nothing comes any more. */
 void td__workers_say_goodbye(struct td__rpc_agent *agent);
+
+/** The socket of a link has ended: looks for another one, on another thread. False if that cannot be done. On the thread
+ *  that leads. */
+bool td__workers_resume(struct td__rpc_link *link);
 
 /** A new link is ready: it is read from now on, and messages that wait for one are sent. */
 void td__workers_add_link(struct td__rpc_link *link);
@@ -342,6 +397,9 @@ void td__io_close(struct td__rpc_agent *agent);
 
 /** Watches a new link. */
 td_status td__io_add(struct td__rpc_link *link);
+
+/** Watches the socket of a link, a new one. */
+void td__io_watch(struct td__rpc_link *link);
 
 /** Before and after the calling thread waits for a future. If it runs a function, another thread may run one meanwhile,
  *  and `begin` returns true. */

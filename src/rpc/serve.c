@@ -295,6 +295,8 @@ void td__serve_drop(struct td_rpc_call *call)
     }
     if (call->fd >= 0)
         close(call->fd);
+    if (call->suspended)
+        td__link_release(call->suspended);
     free(call);
 }
 

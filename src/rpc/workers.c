@@ -21,7 +21,9 @@
 enum {
     LINKS = 1, /* the group of the agent's links at the endpoint */
     HANDSHAKE_MS = 10000,
+    STEP_MS = 300,
     FIND_OUT_MS = 900,
+    CHECK_MS = 100,
 };
 
 /* ---- Workers --------------------------------------------------------------------------------- */
@@ -144,10 +146,7 @@ void td__workers_free(struct td__rpc_agent *agent)
 {
     struct td__rpc_worker *worker;
     TD__WORKER_FOREACH (worker, r, agent) {
-        for (struct td__message *message = worker->first, *next; message; message = next) {
-            next = message->next;
-            td__message_free(message);
-        }
+        td__messages_free(worker->first);
         if (worker->link)
             td__link_release(worker->link);
         free(worker->early);
@@ -268,15 +267,12 @@ static void lose(struct td__rpc_agent *agent, int rank, const char *why)
     struct td__rpc_worker *worker = td__worker(agent, rank);
     char text[300];
     pthread_mutex_lock(&agent->lock);
-    struct td__message *message = take_waiting(worker), *next;
+    struct td__message *message = take_waiting(worker);
     if (!worker->gone)
         snprintf(worker->why, sizeof worker->why, "%s", why);
     worker->gone = true;
     pthread_mutex_unlock(&agent->lock);
-    for (; message; message = next) {
-        next = message->next;
-        td__message_free(message);
-    }
+    td__messages_free(message);
     snprintf(text, sizeof text, "it %s", why);
     td__calls_fail_all(agent, rank, UINT_MAX, TD_ERR_PEER, text);
     td__serve_lost(agent, rank);
@@ -302,7 +298,7 @@ static void fail_waiting(struct td__rpc_agent *agent, int rank, const char *why)
 
 /* Work of the agent's own, on one of its threads. */
 static bool start_task(struct td__rpc_agent *agent, int rank, int fd, unsigned links,
-                       void (*task)(struct td_rpc_call *task))
+                       struct td__rpc_link *suspended, void (*task)(struct td_rpc_call *task))
 {
     struct td_rpc_call *call = atomic_load(&agent->stopping) ? NULL : calloc(1, sizeof *call);
     if (!call)
@@ -311,10 +307,24 @@ static bool start_task(struct td__rpc_agent *agent, int rank, int fd, unsigned l
     call->from = rank;
     call->fd = fd;
     call->links = links;
+    call->suspended = suspended;
     call->task = task;
     td__io_run(agent, call);
     td__io_wake(agent);
     return true;
+}
+
+/* In steps, since the agent may end meanwhile. */
+td_status td__worker_connect(struct td__rpc_agent *agent, int rank, td__deadline deadline, int *fd)
+{
+    td_status status;
+    do {
+        td__deadline step = td__deadline_earlier(deadline, td__deadline_in_ms(STEP_MS));
+        if (atomic_load(&agent->stopping))
+            return td_fail(TD_ERR_ABORTED, "this worker was shut down");
+        status = td__endpoint_connect(agent->endpoint, rank, LINKS, TD__CHANNEL_RPC, step, fd);
+    } while (status == TD_ERR_TIMEOUT && !td__deadline_passed(deadline));
+    return status;
 }
 
 static void run_connect(struct td_rpc_call *task)
@@ -322,30 +332,31 @@ static void run_connect(struct td_rpc_call *task)
     struct td__rpc_agent *agent = task->agent;
     td__deadline deadline = td__deadline_in_ms(HANDSHAKE_MS);
     int fd, rank = task->from;
-    td_status status = td__worker_resolve(agent, rank);
-    if (!status)
-        status = td__endpoint_connect(agent->endpoint, rank, LINKS, TD__CHANNEL_RPC, deadline, &fd);
-    if (!status)
-        status = td__link_open(agent, rank, fd, deadline);
-    if (status) {
-        struct td__error error;
+    const char *reason = NULL;
+    struct td__error error;
+    td_status status;
+    do {
+        status = td__worker_resolve(agent, rank);
+        if (!status)
+            status = td__worker_connect(agent, rank, deadline, &fd);
+        if (!status)
+            status = td__link_open(agent, rank, fd, deadline);
         td__error_save(&error);
-        const char *reason = td__endpoint_knows(agent->endpoint, rank)
-                                 ? td__endpoint_find_out(agent->endpoint, rank,
-                                                         td__deadline_in_ms(FIND_OUT_MS))
-                             : status == TD_ERR_PEER ? "has left"
-                                                     : NULL;
-        if (reason)
-            lose(agent, rank, reason);
-        else
-            fail_waiting(agent, rank, error.text);
-    }
+        if (status && td__endpoint_knows(agent->endpoint, rank))
+            reason = td__endpoint_find_out(agent->endpoint, rank, td__deadline_in_ms(FIND_OUT_MS));
+        else if (status == TD_ERR_PEER)
+            reason = "has left";
+    } while (status == TD_ERR_PEER && !reason && !td__deadline_passed(deadline));
+    if (reason)
+        lose(agent, rank, reason);
+    else if (status)
+        fail_waiting(agent, rank, error.text);
     free(task);
 }
 
 void td__workers_connect(struct td__rpc_agent *agent, int rank)
 {
-    if (!start_task(agent, rank, -1, 0, run_connect))
+    if (!start_task(agent, rank, -1, 0, NULL, run_connect))
         fail_waiting(agent, rank, "out of memory");
 }
 
@@ -365,7 +376,7 @@ static void run_accept(struct td_rpc_call *task)
 
 static void on_link(void *arg, int rank, int fd)
 {
-    if (!start_task(arg, rank, fd, 0, run_accept))
+    if (!start_task(arg, rank, fd, 0, NULL, run_accept))
         close(fd);
 }
 
@@ -408,6 +419,47 @@ static void run_lost(struct td_rpc_call *task)
     free(task);
 }
 
+/* Until the link has another socket, or its worker has gone, or does not know the link. */
+static void run_resume(struct td_rpc_call *task)
+{
+    struct td__rpc_agent *agent = task->agent;
+    struct td__rpc_link *link = task->suspended;
+    for (bool resumed = false; !resumed && atomic_load(&link->suspended);) {
+        const char *reason = NULL;
+        bool left = atomic_load(&agent->stopping) || atomic_load(&agent->leaving);
+        td_status status = left ? TD_ERR_STATE
+                                : td__link_resume(link, td__deadline_in_ms(HANDSHAKE_MS));
+        if (status && status != TD_ERR_STATE)
+            reason = td__endpoint_find_out(agent->endpoint, task->from,
+                                           td__deadline_in_ms(CHECK_MS));
+        if (reason)
+            lose(agent, task->from, reason);
+        resumed = !status && link->opener;
+        if (status == TD_ERR_STATE || reason) {
+            atomic_store(&link->dead, true);
+            td__io_wake(agent);
+            break;
+        }
+    }
+    td__link_release(link);
+    free(task);
+}
+
+bool td__workers_resume(struct td__rpc_link *link)
+{
+    struct td__rpc_agent *agent = link->agent;
+    pthread_mutex_lock(&agent->lock);
+    bool gone = td__worker(agent, link->rank)->gone;
+    pthread_mutex_unlock(&agent->lock);
+    if (gone || atomic_load(&agent->leaving))
+        return false;
+    td__link_retain(link);
+    if (start_task(agent, link->rank, -1, 0, link, run_resume))
+        return true;
+    td__link_release(link);
+    return false;
+}
+
 void td__agent_link_ended(struct td__rpc_link *link)
 {
     struct td__rpc_agent *agent = link->agent;
@@ -421,11 +473,16 @@ void td__agent_link_ended(struct td__rpc_link *link)
     pthread_mutex_lock(&link->write_lock);
     link->closed = true;
     pthread_mutex_unlock(&link->write_lock);
+    for (struct td__message *message = td__link_take_unsent(link), *next; message; message = next) {
+        next = message->next;
+        message->next = NULL;
+        td__agent_send(agent, link->rank, message);
+    }
     td__serve_link_ended(agent, link);
     if (!atomic_load(&agent->leaving)) {
         if (link->leaving)
             lose(agent, link->rank, "has left");
-        else if (!start_task(agent, link->rank, -1, links, run_lost) && used)
+        else if (!start_task(agent, link->rank, -1, links, NULL, run_lost) && used)
             td__calls_fail_all(agent, link->rank, links, TD_ERR_PEER, CLOSED);
     }
     if (used)
