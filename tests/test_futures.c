@@ -258,3 +258,53 @@ ALL_WAYS(cancellation, .ranks = 4)
     rpc_end(); /* which waits for calls that are served */
     CHECK_PROMPT(since);
 }
+
+/* ---- Continuations that wait -------------------------------------------------------------------- */
+
+static td_value *call_again(td_future *done, void *to)
+{
+    td_value *value = td_future_wait(done, 0);
+    return value ? td_rpc_sync(to, "add", TD_ARGS(value), NULL) : NULL;
+}
+
+static td_value *wait_for(td_future *done, void *other)
+{
+    (void)done;
+    return td_future_wait(other, 0);
+}
+
+/* They may make calls, and wait for each other, without a timeout. */
+ALL_WAYS(continuations_that_wait, .ranks = 4)
+{
+    TD_SCOPE;
+    rpc_begin(&(td_rpc_options){.timeout_ms = 120000, .threads = 1});
+    int64_t since = td__now_ns();
+    char *to = (char *)rpc_name((td_test_rank() + 2) % 4);
+    for (int i = 0; i < 20; i++) {
+        TD_SCOPE;
+        td_future *chain = td_rpc_async(to, "add", TD_ARGS(0), NULL);
+        for (int j = 0; j < 4; j++)
+            chain = td_future_then(chain, call_again, to);
+        td_future *pause = td_rpc_async(to, "pause", TD_ARGS(1), NULL);
+        td_future *waits = td_future_then(td_rpc_async(to, "add", TD_ARGS(1), NULL), wait_for,
+                                          td_future_then(pause, call_again, to));
+        CHECK_EQ(rpc_value_int(td_future_wait(chain, 0)), 50);
+        CHECK_EQ(rpc_value_int(td_future_wait(waits, 0)), 11);
+    }
+    CHECK_PROMPT(since);
+    rpc_end();
+}
+
+/* One that the program never waits for is complete before all leave, with the calls that it makes. */
+RANKS(continuations_at_the_shutdown, .ranks = 2)
+{
+    TD_SCOPE;
+    rpc_begin(NULL);
+    char *to = (char *)rpc_name(1 - td_test_rank());
+    td_future *then[10];
+    for (int i = 0; i < 10; i++)
+        then[i] = td_future_then(td_rpc_async(to, "pause", TD_ARGS(10), NULL), call_again, to);
+    rpc_end();
+    for (int i = 0; i < 10; i++)
+        CHECK_EQ(rpc_value_int(td_future_wait(then[i], TD_NOW)), 20);
+}

@@ -355,3 +355,56 @@ RANKS(shutdown_under_threads, .ranks = 2)
     CHECK_OK(td_future_set(own, td_value_of(1)));
     pthread_join(waits, NULL);
 }
+
+static td_future *never;
+static atomic_int waiting, aborted;
+
+static td_value *wait_for_never(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    atomic_fetch_add(&waiting, 1);
+    for (int i = 0; i < 3; i++) /* also again */
+        if (!td_future_wait(never, 0) && td_last_status() == TD_ERR_ABORTED)
+            atomic_fetch_add(&aborted, 1);
+    return NULL;
+}
+
+/* Functions that wait for futures of the program's own do not keep the worker from leaving. */
+RANKS(shutdown_under_functions, .ranks = 2)
+{
+    TD_SCOPE;
+    never = td_future_create();
+    CHECK_OK(td_rpc_register("wait_for_never()", wait_for_never, NULL));
+    rpc_begin(&far);
+    for (int i = 0; i < 6; i++)
+        CHECK(td_rpc_async(rpc_name(i % 2), "wait_for_never", TD_NO_ARGS, NULL));
+    CHECK_SOON(atomic_load(&waiting) == 6);
+    td_test_barrier();
+    int64_t since = td__now_ns();
+    CHECK_OK(td_rpc_shutdown(&now));
+    CHECK_EQ(atomic_load(&aborted), 18);
+    CHECK(!td_future_test(never));
+    CHECK_PROMPT(since);
+    td_test_barrier();
+}
+
+/* Nor do links that are being opened, to a worker that does not answer. */
+RANKS(shutdown_under_handshakes, .ranks = 3)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        td_test_kill(2, SIGSTOP);
+        td_future *future = td_rpc_async("w2", "add", TD_ARGS(1), NULL);
+        td__sleep_ns(20000000);
+        int64_t since = td__now_ns();
+        CHECK_OK(td_rpc_shutdown(&now));
+        CHECK(td__now_ns() - since < INT64_C(8000000000) * td_test_slowness());
+        rpc_check_failed(future, TD_ERR_ABORTED, "shut down");
+        td_test_kill(2, SIGCONT);
+    }
+    td_test_barrier();
+    if (td_test_rank())
+        CHECK_OK(td_rpc_shutdown(&now));
+}

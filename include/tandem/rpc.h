@@ -70,7 +70,8 @@ typedef struct td_rpc_options {
 TD_API td_status td_init_rpc(const char *name, const td_rpc_options *options);
 
 typedef struct td_rpc_shutdown_options {
-    bool now;           /* not graceful: fails pending calls with TD_ERR_ABORTED, and leaves */
+    bool
+        now; /* not graceful: fails pending calls, and functions' waits for futures, with TD_ERR_ABORTED */
     int64_t timeout_ms; /* for the graceful shutdown; 0: as long as it takes */
     void *reserved[4];
 } td_rpc_shutdown_options;
@@ -217,8 +218,8 @@ TD_API bool td_future_test(const td_future *future);
 /** Makes a value of a complete future, whose td_future_wait() does not wait. */
 typedef td_value *(*td_future_fn)(td_future *done, void *arg);
 
-/** A future of fn(future, arg), which is called once `future` is complete, by the thread that completes it or at once;
- *  it should not block. fn may be given a failure. */
+/** A future of fn(future, arg), which is called once `future` is complete: at once, by the thread that completes it, or,
+ *  for the answer of a call, by a thread of the library. fn may be given a failure. It may make calls, and wait for them. */
 TD_API td_future *td_future_then(td_future *future, td_future_fn fn, void *arg);
 
 /** A future of the list of all results; the first failure is its failure. */

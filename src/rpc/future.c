@@ -142,16 +142,16 @@ td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future
     return TD_OK;
 }
 
-bool td__future_sleep(const td_future *constant, td__deadline deadline)
+/* Sleeps until it is complete, the deadline, or the agent (or NULL) ends the waits of its functions. */
+static bool sleep_until(td_future *future, td__deadline deadline, const struct td__rpc_agent *agent)
 {
-    td_future *future = (td_future *)constant;
     for (;;) {
         uint32_t state = PENDING;
         atomic_compare_exchange_strong(&future->state, &state, AWAITED);
         if (td__future_is_complete(future))
             return true;
         int64_t now = td__now_ns();
-        if (now >= deadline)
+        if (now >= deadline || (agent && atomic_load(&agent->aborting)))
             return false;
         struct timespec left = td__timespec(deadline == TD__NEVER ? (int64_t)1000000000 * 3600
                                                                   : deadline - now);
@@ -167,25 +167,71 @@ td_value *td__future_value(const td_future *future)
     return NULL;
 }
 
+/* A function that waits for a future, on its stack; in agent->waits. */
+struct td__future_wait {
+    struct td__future_wait *next, **before;
+    td_future *future;
+};
+
+static bool sleep_in_function(struct td__rpc_agent *agent, td_future *future, td__deadline deadline)
+{
+    struct td__future_wait wait = {.future = future};
+    pthread_mutex_lock(&agent->run_lock);
+    wait.next = agent->waits;
+    wait.before = &agent->waits;
+    if (wait.next)
+        wait.next->before = &wait.next;
+    agent->waits = &wait;
+    pthread_mutex_unlock(&agent->run_lock);
+    bool complete = sleep_until(future, deadline, agent);
+    pthread_mutex_lock(&agent->run_lock);
+    *wait.before = wait.next;
+    if (wait.next)
+        wait.next->before = wait.before;
+    pthread_mutex_unlock(&agent->run_lock);
+    return complete;
+}
+
+/* Called until no function waits: one may be about to sleep. */
+void td__futures_abort_waits(struct td__rpc_agent *agent)
+{
+    pthread_mutex_lock(&agent->run_lock);
+    for (struct td__future_wait *wait = agent->waits; wait; wait = wait->next) {
+        uint32_t state = AWAITED;
+        atomic_compare_exchange_strong(&wait->future->state, &state, PENDING);
+        syscall(SYS_futex, &wait->future->state, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    }
+    pthread_mutex_unlock(&agent->run_lock);
+}
+
+/* Whether this thread runs a function whose worker is shut down, and waits for nothing any more. */
+static bool is_aborted(void)
+{
+    return td__current_call && atomic_load(&td__current_call->agent->aborting);
+}
+
 /* Waits until it is complete, or for the deadline. A thread that sleeps does not use the agent, so that the latter can
  * end meanwhile; except for one that runs a function, which the agent waits for. */
 bool td__future_await(td_future *future, td__deadline deadline)
 {
+    if (td__io_must_not_wait || is_aborted())
+        return td__future_is_complete(future);
     struct td__rpc_agent *agent = td__agent_hold();
     bool function = agent && td__io_begin_wait(agent);
     if (agent)
         td__io_poll(agent, future, deadline);
     if (!function)
         td__agent_leave(agent);
-    bool complete = td__future_sleep(future, deadline);
+    bool complete = function ? sleep_in_function(agent, future, deadline)
+                             : sleep_until(future, deadline, NULL);
     if (function)
         td__io_end_wait(agent);
     else
         agent = complete ? NULL : td__agent_hold();
     if (agent && !complete && td__deadline_passed(future->deadline)) {
         td__calls_expire(agent);
-        td__future_sleep(future,
-                         td__deadline_in_ms(1000)); /* if another thread is about to fail it */
+        sleep_until(future, td__deadline_in_ms(1000),
+                    NULL); /* if another thread is about to fail it */
     }
     td__agent_leave(agent);
     return td__future_is_complete(future);
@@ -207,8 +253,14 @@ td_value *td_future_wait(td_future *future, int64_t timeout_ms)
     }
     if (td__future_is_complete(future))
         return td__value_adopt(td__future_value(future));
-    td_fail(TD_ERR_TIMEOUT, "td_future_wait: the future is not complete%s",
-            timeout_ms == TD_NOW ? " yet" : " in time");
+    if (timeout_ms != TD_NOW && td__io_must_not_wait)
+        td_fail(TD_ERR_STATE, "td_future_wait: called on a thread that reads messages, which must "
+                              "not wait: by a function that frees a value, for example");
+    else if (timeout_ms != TD_NOW && is_aborted())
+        td_fail(TD_ERR_ABORTED, "td_future_wait: this worker was shut down");
+    else
+        td_fail(TD_ERR_TIMEOUT, "td_future_wait: the future is not complete%s",
+                timeout_ms == TD_NOW ? " yet" : " in time");
     return NULL;
 }
 
@@ -225,6 +277,7 @@ bool td_future_test(const td_future *future)
 }
 
 struct then {
+    td_future *done; /* retained while it waits for a thread */
     td_future *result;
     td_future_fn fn;
     void *arg;
@@ -249,20 +302,32 @@ void td__future_resolve(td_future *result, td_value *value)
         td__future_complete(result, value, TD_OK, NULL);
 }
 
-static void call_then(td_future *done, void *arg)
+static void run_then(void *arg)
 {
     struct then *then = arg;
     TD_SCOPE;
-    pthread_mutex_lock(&then->result->lock);
-    then->result->above = NULL;
-    pthread_mutex_unlock(&then->result->lock);
     uint64_t failures = td__error_count();
-    td_value *value = then->fn(done, then->arg);
+    td_value *value = then->fn(then->done, then->arg);
     if (!value && td__error_count() == failures)
         td_fail(TD_ERR_INVALID, "the function of td_future_then() returned NULL without an error");
     td__future_resolve(then->result, value);
     td_future_release(then->result);
+    td_future_release(then->done);
     free(then);
+}
+
+/* The function may wait for other calls, so it does not run on the thread that reads their answers. */
+static void call_then(td_future *done, void *arg)
+{
+    struct then *then = arg;
+    pthread_mutex_lock(&then->result->lock);
+    then->result->above = NULL;
+    pthread_mutex_unlock(&then->result->lock);
+    then->done = td_future_retain(done);
+    struct td__rpc_agent *agent = td__io_must_not_wait ? td__agent_hold() : NULL;
+    if (!agent || !td__io_continue(agent, run_then, then))
+        run_then(then);
+    td__agent_leave(agent);
 }
 
 td_future *td_future_then(td_future *future, td_future_fn fn, void *arg)

@@ -69,6 +69,8 @@ static void fence(void)
 #endif
 }
 
+_Thread_local bool td__io_must_not_wait;
+
 /* ---- The timer ------------------------------------------------------------------------------- */
 
 static void start_ticking(struct td__rpc_agent *agent)
@@ -175,7 +177,8 @@ static bool poll_sockets(struct td__rpc_agent *agent)
 /* Reads and writes all links. True if there was something. */
 static bool poll_all(struct td__rpc_agent *agent)
 {
-    bool found = false;
+    bool found = false, outer = td__io_must_not_wait;
+    td__io_must_not_wait = true;
     if (atomic_load_explicit(&agent->new_links, memory_order_relaxed))
         found = add_links(agent);
     if (atomic_load_explicit(&agent->socket_links, memory_order_relaxed))
@@ -208,6 +211,7 @@ static bool poll_all(struct td__rpc_agent *agent)
     if (atomic_load_explicit(&agent->presence_changed, memory_order_relaxed) &&
         atomic_exchange(&agent->presence_changed, false))
         td__workers_check(agent);
+    td__io_must_not_wait = outer;
     return found;
 }
 
@@ -318,10 +322,12 @@ static struct td_rpc_call *pop(struct td__rpc_agent *agent)
 static void run(struct td__rpc_agent *agent, struct td_rpc_call *call)
 {
     int *count = count_of(agent, call);
+    td__io_must_not_wait = false;
     if (call->task)
         call->task(call);
     else
         td__serve_run(call);
+    td__io_must_not_wait = true;
     pthread_mutex_lock(&agent->run_lock);
     *count -= 1;
     pthread_mutex_unlock(&agent->run_lock);
@@ -432,6 +438,7 @@ static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *ev
 static void *serve_all(void *arg)
 {
     struct td__rpc_agent *agent = arg;
+    td__io_must_not_wait = true;
     while (!atomic_load(&agent->stopping)) {
         struct epoll_event events[EVENTS];
         bool ticked = false, led = false;
@@ -476,6 +483,40 @@ void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
     *at = call;
     atomic_fetch_add(&agent->queued, 1);
     pthread_mutex_unlock(&agent->run_lock);
+}
+
+static void run_continuation(struct td_rpc_call *task)
+{
+    struct td__rpc_agent *agent = task->agent;
+    task->continuation(task->self);
+    pthread_mutex_lock(&agent->run_lock);
+    agent->continuations--;
+    pthread_mutex_unlock(&agent->run_lock);
+    free(task);
+}
+
+bool td__io_continue(struct td__rpc_agent *agent, void (*fn)(void *arg), void *arg)
+{
+    struct td_rpc_call *task = calloc(1, sizeof *task);
+    if (!task)
+        return false;
+    task->agent = agent;
+    task->fd = -1;
+    task->task = run_continuation;
+    task->continuation = fn;
+    task->self = arg;
+    pthread_mutex_lock(&agent->run_lock);
+    bool stopping = atomic_load(&agent->stopping);
+    agent->continuations += !stopping;
+    pthread_mutex_unlock(&agent->run_lock);
+    if (stopping) {
+        free(task);
+        return false;
+    }
+    atomic_fetch_add(&agent->activity, 1);
+    td__io_run(agent, task);
+    td__io_wake(agent);
+    return true;
 }
 
 void td__io_ring(struct td__rpc_link *link)

@@ -399,7 +399,7 @@ static bool is_idle(struct td__rpc_agent *agent)
     bool idle = agent->pending_count == 0;
     pthread_mutex_unlock(&agent->calls_lock);
     pthread_mutex_lock(&agent->run_lock);
-    idle = idle && !agent->active;
+    idle = idle && !agent->active && !agent->continuations;
     pthread_mutex_unlock(&agent->run_lock);
     return idle;
 }
@@ -450,8 +450,11 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     td__workers_say_goodbye(agent);
     atomic_store(&current, NULL);
     td__agent_leave(agent);
-    while (atomic_load(&inside) > 0)
+    atomic_store(&agent->aborting, true);
+    while (atomic_load(&inside) > 0) {
+        td__futures_abort_waits(agent);
         td__sleep_ns(100000);
+    }
     destroy(agent);
     pthread_mutex_unlock(&life);
     return status ? td__error_restore(&error) : TD_OK;

@@ -193,6 +193,7 @@ struct td_rpc_call {
     int fd;                                 /* of a task … */
     unsigned links;                         /* … and worker->ended … */
     struct td__rpc_link *suspended;         /* … and the link, with a reference */
+    void (*continuation)(void *arg);        /* a task that is run in any case, with `self` */
 };
 
 struct td__rpc_agent {
@@ -246,8 +247,11 @@ struct td__rpc_agent {
     atomic_int queued;
     int running, waiting, thread_count; /* threads that run functions, that wait in one, and all */
     atomic_int sleeping;
+    int continuations; /* that wait or run, under run_lock */
     atomic_bool stopping;
-    pthread_t *all_threads; /* thread_count of them */
+    atomic_bool aborting;          /* functions do not wait for futures any more … */
+    struct td__future_wait *waits; /* … as these do; under run_lock */
+    pthread_t *all_threads;        /* thread_count of them */
 
     /* Calls of this worker (rpc_calls.c). */
     pthread_mutex_t calls_lock;
@@ -418,6 +422,12 @@ void td__io_set_deadline(struct td__rpc_agent *agent, td__deadline at);
 /** Adds to the run queue: calls in their order, tasks before them. */
 void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 
+/** Whether this thread must not wait for a future: it reads links, or handles events. */
+extern _Thread_local bool td__io_must_not_wait;
+
+/** Calls fn(arg) on a thread of the agent that may wait. False if that cannot be done. */
+bool td__io_continue(struct td__rpc_agent *agent, void (*fn)(void *arg), void *arg);
+
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
 
@@ -499,8 +509,8 @@ void td__future_resolve(td_future *future, td_value *value);
 td_value *td__future_take(td_future *future);
 /** Waits until it is complete, and reads links meanwhile; false at the deadline. */
 bool td__future_await(td_future *future, td__deadline deadline);
-/** Sleeps until it is complete. */
-bool td__future_sleep(const td_future *future, td__deadline deadline);
+/** Ends the waits of functions that the agent serves, which fail with TD_ERR_ABORTED. */
+void td__futures_abort_waits(struct td__rpc_agent *agent);
 /** Its value, with one reference; or NULL and the last error set to its failure. */
 td_value *td__future_value(const td_future *future);
 /** Calls fn(future, arg) once it is complete. */

@@ -297,6 +297,8 @@ void td__serve_drop(struct td_rpc_call *call)
         close(call->fd);
     if (call->suspended)
         td__link_release(call->suspended);
+    if (call->continuation)
+        call->continuation(call->self);
     free(call);
 }
 
