@@ -372,6 +372,38 @@ RANKS(after_the_shutdown, .ranks = 2)
     td_tensor_release(got[2]);
 }
 
+/* The lender leaves at once and lives on: what it allocates then is not what the other one reads. */
+RANKS(the_lender_leaves, .ranks = 2)
+{
+    begin();
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        {
+            TD_SCOPE;
+            td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32);
+            CHECK(td_rpc_sync("w1", "keep", TD_ARGS(x), NULL));
+            CHECK_OK(td_rpc_shutdown(&(td_rpc_shutdown_options){.now = true}));
+            CHECK_CONTAINS(boxes_warnings(), "others read 1 of its tensors: their 262144 bytes");
+            td_log_set_sink(NULL, NULL);
+            CHECK_OK(td_fill_(x, 4));
+        }
+        TD_SCOPE;
+        for (int i = 0; i < 8; i++)
+            CHECK(td_full(TD_SHAPE(LARGE), 100 + i, TD_F32));
+        td_test_barrier();
+        td_test_barrier();
+        return;
+    }
+    TD_SCOPE;
+    td_test_barrier();
+    td_tensor *kept = td_value_tensor(td_rpc_sync("w1", "kept", TD_NO_ARGS, NULL));
+    for (int i = 0; i < LARGE; i++)
+        CHECK_EQ(at(kept, i), 3);
+    CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
+    td_test_barrier();
+    CHECK_OK(td_rpc_shutdown(&(td_rpc_shutdown_options){.now = true}));
+}
+
 static void *release_slowly(void *arg)
 {
     td_tensor **got = arg;

@@ -18,6 +18,7 @@ struct lent {
     struct td__map_node node;
     uint64_t number;
     int to;
+    size_t bytes;
     struct td__lease *lease;
     struct lent *ended; /* in a list of those that have */
 };
@@ -69,6 +70,7 @@ td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, 
         return status;
     }
     lent->to = to;
+    lent->bytes = (size_t)(*tensor)->layout.numel * td_dtype_size((*tensor)->layout.dtype);
     pthread_mutex_lock(&agent->lease_lock);
     *number = lent->number = ++agent->last_lease;
     lent->node.key = (const char *)&lent->number;
@@ -106,8 +108,8 @@ int td__rpc_lease_count(struct td__rpc_agent *agent)
     return count;
 }
 
-/* The memory is freed without the lock, perhaps by a function of the program. */
-void td__rpc_leases_end(struct td__rpc_agent *agent, int from)
+/* Takes the leases of a worker out of the map; -1: of all. */
+static struct lent *take_leases(struct td__rpc_agent *agent, int from)
 {
     struct lent *ended = NULL;
     struct td__map_node *node, *next;
@@ -121,14 +123,46 @@ void td__rpc_leases_end(struct td__rpc_agent *agent, int from)
         lent->ended = ended;
         ended = lent;
     }
-    if (from < 0)
-        td__map_free(&agent->leases);
     pthread_mutex_unlock(&agent->lease_lock);
-    for (struct lent *later; ended; ended = later) {
+    return ended;
+}
+
+/* The memory is freed without the lock, perhaps by a function of the program. */
+void td__rpc_leases_end(struct td__rpc_agent *agent, int from)
+{
+    for (struct lent *ended = take_leases(agent, from), *later; ended; ended = later) {
         later = ended->ended;
         td__lease_return(ended->lease);
         free(ended);
     }
+}
+
+/* A borrower that is still there reads the memory, and its RETURN would find no agent. A list, not forgotten: they are no
+ * leak. */
+static struct lent *lent_for_good;
+
+void td__rpc_leases_close(struct td__rpc_agent *agent)
+{
+    size_t bytes = 0;
+    int count = 0;
+    for (struct lent *ended = take_leases(agent, -1), *later; ended; ended = later) {
+        later = ended->ended;
+        if (agent->orderly || td__endpoint_presence(agent->endpoint, ended->to) != TD__PRESENT) {
+            td__lease_return(ended->lease);
+            free(ended);
+            continue;
+        }
+        bytes += ended->bytes;
+        count++;
+        ended->ended = lent_for_good; /* by one thread at a time: that of td_rpc_shutdown() */
+        lent_for_good = ended;
+    }
+    td__map_free(&agent->leases);
+    if (count)
+        td_log(TD_LOG_WARN,
+               "rpc: worker \"%s\" was shut down while others read %d of its tensors: their %zu "
+               "bytes stay allocated until the process ends",
+               agent->name, count, bytes);
 }
 
 /* ---- Borrowing ------------------------------------------------------------------------------- */

@@ -17,8 +17,12 @@ void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t lease);
 /** How many leases have not ended. */
 int td__rpc_lease_count(struct td__rpc_agent *agent);
 
-/** Ends all leases of a worker that has gone; -1: of all. */
+/** Ends all leases of a worker that has gone. */
 void td__rpc_leases_end(struct td__rpc_agent *agent, int from);
+
+/** Ends all leases. Unless all workers have left in order, what is lent to one that is still there stays allocated until
+ *  the process ends, since its end is not noticed any more; the log says how much. */
+void td__rpc_leases_close(struct td__rpc_agent *agent);
 
 /** A tensor over the memory that `from` lends, with one reference. On failure, the lease is given back. */
 td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t lease, uint64_t offset,

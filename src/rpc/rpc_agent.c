@@ -273,7 +273,7 @@ static void destroy(struct td__rpc_agent *agent)
     td__contexts_lost(agent, -1);
     td__rrefs_close(agent);
     td__workers_free(agent);
-    td__rpc_leases_end(agent, -1);
+    td__rpc_leases_close(agent);
     if (agent->endpoint)
         td__endpoint_close(agent->endpoint);
     td_store_close(agent->store);
@@ -437,6 +437,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     atomic_store(&agent->finishing, !options->now);
     if (!options->now)
         status = td__membership_leave(agent, await_idle, deadline);
+    agent->orderly = !options->now && !status && !agent->dynamic;
     struct td__error error;
     td__error_save(&error);
     pthread_mutex_lock(&agent->calls_lock);

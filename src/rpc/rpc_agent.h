@@ -277,6 +277,7 @@ struct td__rpc_agent {
     pthread_mutex_t lease_lock;
     struct td__map leases; /* tensors that are lent */
     uint64_t last_lease;
+    bool orderly; /* all workers have left in order */
 };
 
 /** The agent of this process, which stays until td__agent_leave(); NULL, with the last error set, if there is none. */
