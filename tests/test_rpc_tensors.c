@@ -49,8 +49,16 @@ static td_value *scribble(td_rpc_call *call, td_value *const *args, int count)
     return td_value_from_float(at(tensor, 0) + at(tensor, 1));
 }
 
+/* Of the worker's own memory. */
+static td_value *make(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)count;
+    return td_value_from_tensor(td_full(TD_SHAPE(2, LARGE), (double)boxes_int(args[0]), TD_F32));
+}
+
 static void begin(void)
 {
+    CHECK_OK(td_rpc_register("make(n: int)", make, NULL));
     CHECK_OK(td_rpc_register("look(x: tensor)", look, NULL));
     CHECK_OK(td_rpc_register("scribble(x: tensor)", scribble, NULL));
     boxes_begin();
@@ -280,8 +288,7 @@ RANKS(the_last_view_ends_the_lease, .ranks = 2)
         td_tensor *got, *view, *part;
         {
             TD_SCOPE;
-            CHECK(td_rpc_sync("w1", "keep", TD_ARGS(td_full(TD_SHAPE(2, LARGE), 5, TD_F32)), NULL));
-            got = td_tensor_retain(td_value_tensor(td_rpc_sync("w1", "kept", TD_NO_ARGS, NULL)));
+            got = td_tensor_retain(td_value_tensor(td_rpc_sync("w1", "make", TD_ARGS(5), NULL)));
             CHECK(got && is_borrowed(got));
             view = td_tensor_retain(td_narrow(got, 0, 1, 1));
             part = td_tensor_retain(td_reshape(view, TD_SHAPE(LARGE)));
@@ -290,8 +297,6 @@ RANKS(the_last_view_ends_the_lease, .ranks = 2)
         td_tensor_release(got);
         td_tensor_release(view);
         CHECK(is_borrowed(part));
-        CHECK_EQ(at(part, 7), 5);
-        CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
         CHECK_EQ(at(part, 7), 5);
         td_tensor_release(part);
     }
@@ -328,8 +333,7 @@ RANKS(the_lender_dies, .ranks = 2, .may_die = 1 << 1)
         for (;;)
             pause();
     TD_SCOPE;
-    CHECK(td_rpc_sync("w1", "keep", TD_ARGS(td_full(TD_SHAPE(LARGE), 3, TD_F32)), NULL));
-    td_tensor *got = td_value_tensor(td_rpc_sync("w1", "kept", TD_NO_ARGS, NULL));
+    td_tensor *got = td_value_tensor(td_rpc_sync("w1", "make", TD_ARGS(3), NULL));
     CHECK(got && is_borrowed(got));
     td_test_kill(1, SIGKILL);
     CHECK(!td_rpc_sync("w1", "sleep", TD_ARGS(60000, 1), NULL));
@@ -352,7 +356,8 @@ RANKS(after_the_shutdown, .ranks = 2)
     td_test_barrier();
     for (int i = 0; i < 3; i++) {
         TD_SCOPE;
-        got[i] = td_tensor_retain(td_value_tensor(td_rpc_sync(other, "kept", TD_NO_ARGS, NULL)));
+        got[i] = td_tensor_retain(
+            td_value_tensor(td_rpc_sync(other, "make", TD_ARGS(3 + td_test_rank()), NULL)));
     }
     CHECK_OK(td_rpc_shutdown(NULL));
     CHECK(td_tensor_data(x) == before);
@@ -420,10 +425,10 @@ RANKS(released_during_the_shutdown, .ranks = 2)
     for (int now = 0; now < 2; now++) {
         TD_SCOPE;
         const char *other = boxes_name(1 - td_test_rank());
-        td_tensor *x = td_full(TD_SHAPE(2048), 3, TD_F32);
         for (int i = 0; i < 200; i++) {
             TD_SCOPE;
-            got[i] = td_tensor_retain(send_to(other, x, NULL));
+            td_value *made = td_rpc_sync(other, "make", TD_ARGS(3), NULL);
+            got[i] = td_tensor_retain(td_value_tensor(made));
         }
         td_test_barrier();
         pthread_t thread;
@@ -461,6 +466,41 @@ RANKS(passed_to_a_third, .ranks = 3)
     boxes_end();
 }
 
+/* What is sent back is over the memory that was lent; and a write to either does not change the other. */
+RANKS(sent_back_to_the_lender, .ranks = 2)
+{
+    begin();
+    if (td_test_rank() == 0) {
+        TD_SCOPE;
+        td_tensor *x = td_full(TD_SHAPE(2, LARGE), 3, TD_F32);
+        CHECK_OK(td_fill_(td_narrow(x, 0, 1, 1), 4));
+        float *before = td_tensor_data(x);
+        td_tensor *back = send_to("w1", x, NULL), *again = send_to("w1", back, NULL);
+        td_tensor *part = send_to("w1", td_narrow(x, 0, 1, 1), NULL);
+        CHECK(td_tensor_data(back) == before && td_tensor_data(again) == before);
+        CHECK(td_tensor_data(part) == before + LARGE);
+        CHECK(td_tensor_data(send_to("w1", x, &copied)) != before);
+        CHECK_SOON(!boxes_leases());
+        CHECK_OK(td_fill_(back, 8));
+        CHECK_EQ(at(x, 0), 3);
+        CHECK_OK(td_fill_(x, 9));
+        CHECK(td_tensor_data(x) != before && td_tensor_data(again) == before);
+        CHECK_EQ(at(again, 0), 3);
+        CHECK_EQ(at(part, 0), 4);
+        CHECK_EQ(at(back, 0), 8);
+        /* What the other one has kept a part of, and changed. */
+        CHECK(td_rpc_sync("w1", "keep", TD_ARGS(x), NULL));
+        td_tensor *kept = td_value_tensor(td_rpc_sync("w1", "kept", TD_NO_ARGS, NULL));
+        CHECK(td_tensor_data(kept) == td_tensor_data(x));
+        CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
+        CHECK_SOON(!boxes_leases());
+        CHECK_EQ(at(kept, 0), 9);
+        td_tensor *elsewhere = send_to("w0", kept, NULL);
+        CHECK_EQ(at(elsewhere, 0), 9);
+    }
+    boxes_end();
+}
+
 RANKS(a_thousand_in_a_call, .ranks = 2)
 {
     begin();
@@ -479,17 +519,17 @@ RANKS(a_thousand_in_a_call, .ranks = 2)
     boxes_end();
 }
 
-/* More than a ring holds comes back over the link over which it is borrowed. */
+/* What is borrowed is sent back to its lender, and released with the message. */
 RANKS(copies_of_what_is_borrowed, .ranks = 2)
 {
     begin();
     TD_SCOPE;
     const char *other = boxes_name(1 - td_test_rank());
-    td_tensor *x = td_full(TD_SHAPE(1 << 20), 3, TD_F32);
     for (int i = 0; i < 20; i++) {
         TD_SCOPE;
-        td_tensor *got = td_tensor_retain(send_to(other, x, NULL));
-        td_future *future = td_rpc_async(other, "look", TD_ARGS(got), &copied);
+        td_value *made = td_rpc_sync(other, "make", TD_ARGS(3), NULL);
+        td_tensor *got = td_tensor_retain(td_value_tensor(made));
+        td_future *future = td_rpc_async(other, "look", TD_ARGS(got), i % 2 ? &copied : NULL);
         td_tensor_release(got);
         CHECK(td_future_wait(future, 0));
     }

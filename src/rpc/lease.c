@@ -2,7 +2,10 @@
  *
  * A lease has a number, under which the lender keeps the memory (tensor/storage.c), and which the borrower sends back
  * when it has released the tensor. A lender that leaves in order does so after all borrowers have copied what they still
- * have; see td__workers_leave(). */
+ * have; see td__workers_leave().
+ *
+ * A tensor that is sent back to its lender unchanged arrives there as a tensor over the memory that was lent, which it
+ * keeps as one more lease: a write to it, or to the tensor that was lent, moves the written one to a copy. */
 #include "rpc/lease.h"
 
 #include "base/arena.h"
@@ -18,6 +21,7 @@ struct lent {
     struct td__map_node node;
     uint64_t number;
     int to;
+    char *data;
     size_t bytes;
     struct td__lease *lease;
     struct lent *ended; /* in a list of those that have */
@@ -28,6 +32,7 @@ struct borrowed {
     uint64_t serial;                 /* of the agent */
     int from;
     uint64_t number;
+    char *data;
     struct td__storage *storage; /* not retained */
 };
 
@@ -37,12 +42,34 @@ static struct borrowed *all_borrowed;
 
 /* ---- Lending --------------------------------------------------------------------------------- */
 
+/* Of a tensor that was sent back: the last one over it was released, or has moved. */
+static void end_taken_back(void *data, void *lease)
+{
+    (void)data;
+    td__lease_return(lease);
+}
+
+/* The lease of a tensor that was sent back. */
+static struct td__lease *lease_of(td_tensor *tensor)
+{
+    return td__storage_borrowed_arg(tensor->storage, end_taken_back);
+}
+
+static td_status lend(td_tensor *tensor, struct td__lease **lease)
+{
+    if (!(*lease = lease_of(tensor)))
+        return td__storage_lend(tensor->storage, lease);
+    td__lease_retain(*lease);
+    return TD_OK;
+}
+
 /* The place of a tensor in the default arena; false for memory that other workers cannot map. */
 static bool find_place(td_tensor *tensor, uint64_t *offset)
 {
     struct td__arena *arena;
     size_t at;
-    if (!tensor->storage->free_fn || td__storage_is_borrowed(tensor->storage) ||
+    if (!tensor->storage->free_fn ||
+        (td__storage_is_borrowed(tensor->storage) && !lease_of(tensor)) ||
         !td__arena_resolve(td_tensor_data(tensor), &arena, &at) || arena != td__arena_default())
         return false;
     *offset = at;
@@ -64,12 +91,13 @@ td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, 
     struct lent *lent = calloc(1, sizeof *lent);
     if (!lent)
         return td__fail_nomem("rpc");
-    td_status status = td__storage_lend((*tensor)->storage, &lent->lease);
+    td_status status = lend(*tensor, &lent->lease);
     if (status) {
         free(lent);
         return status;
     }
     lent->to = to;
+    lent->data = td_tensor_data(*tensor);
     lent->bytes = (size_t)(*tensor)->layout.numel * td_dtype_size((*tensor)->layout.dtype);
     pthread_mutex_lock(&agent->lease_lock);
     *number = lent->number = ++agent->last_lease;
@@ -85,15 +113,46 @@ td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, 
     return TD_OK;
 }
 
+/* What is lent to a worker under a number; with the lock held. */
+static struct lent *find_lent(struct td__rpc_agent *agent, int to, uint64_t number)
+{
+    struct td__map_node *node = td__map_find(&agent->leases, (const char *)&number, sizeof number);
+    struct lent *lent = node ? TD__CONTAINER(node, struct lent, node) : NULL;
+    return lent && lent->to == to ? lent : NULL;
+}
+
+td_status td__rpc_take_back(struct td__rpc_agent *agent, int from, uint64_t number, uint64_t offset,
+                            const struct td__layout *layout, td_tensor **tensor)
+{
+    size_t size = (size_t)layout->numel * td_dtype_size(layout->dtype);
+    struct td__lease *lease = NULL;
+    char *data = NULL;
+    pthread_mutex_lock(&agent->lease_lock);
+    struct lent *lent = find_lent(agent, from, number);
+    if (lent && offset <= lent->bytes && size <= lent->bytes - offset) {
+        lease = lent->lease;
+        data = lent->data + offset;
+        td__lease_retain(lease);
+    }
+    pthread_mutex_unlock(&agent->lease_lock);
+    if (!lease)
+        return td_fail(TD_ERR_INVALID, "a tensor is sent back that was not lent");
+    struct td__storage *storage = td__storage_borrow(data, size, end_taken_back, lease);
+    if (!storage) {
+        td__lease_return(lease);
+        return TD_ERR_NOMEM;
+    }
+    *tensor = td__tensor_over(storage, 0, layout);
+    td__storage_release(storage); /* the tensor has it */
+    return *tensor ? TD_OK : td__fail_nomem("rpc");
+}
+
 void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t number)
 {
     pthread_mutex_lock(&agent->lease_lock);
-    struct td__map_node *node = td__map_find(&agent->leases, (const char *)&number, sizeof number);
-    struct lent *lent = node ? TD__CONTAINER(node, struct lent, node) : NULL;
-    if (lent && lent->to != from)
-        lent = NULL;
+    struct lent *lent = find_lent(agent, from, number);
     if (lent)
-        td__map_remove(&agent->leases, node);
+        td__map_remove(&agent->leases, &lent->node);
     pthread_mutex_unlock(&agent->lease_lock);
     if (lent)
         td__lease_return(lent->lease);
@@ -197,6 +256,21 @@ static void end_borrowed(void *data, void *arg)
     free(borrowed);
 }
 
+bool td__rpc_is_lent_by(struct td__rpc_agent *agent, int to, const td_tensor *tensor,
+                        uint64_t *number, uint64_t *offset)
+{
+    bool found = false;
+    pthread_mutex_lock(&borrowed_lock); /* until then it is not freed */
+    const struct borrowed *borrowed = td__storage_borrowed_arg(tensor->storage, end_borrowed);
+    if (borrowed && borrowed->serial == agent->serial && borrowed->from == to) {
+        *number = borrowed->number;
+        *offset = (uint64_t)((char *)td_tensor_data((td_tensor *)tensor) - borrowed->data);
+        found = true;
+    }
+    pthread_mutex_unlock(&borrowed_lock);
+    return found;
+}
+
 static td_status map_borrowed(struct td__rpc_agent *agent, const struct borrowed *template,
                               uint64_t offset, const struct td__layout *layout, td_tensor **tensor)
 {
@@ -214,6 +288,7 @@ static td_status map_borrowed(struct td__rpc_agent *agent, const struct borrowed
         return td__fail_nomem("rpc");
     }
     *borrowed = *template;
+    borrowed->data = data;
     borrowed->storage = storage;
     pthread_mutex_lock(&borrowed_lock);
     borrowed->next = all_borrowed;

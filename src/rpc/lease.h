@@ -11,6 +11,15 @@ struct td__rpc_agent;
 td_status td__rpc_lend(struct td__rpc_agent *agent, int to, td_tensor **tensor, uint64_t *lease,
                        uint64_t *offset);
 
+/** Whether a contiguous tensor is one that the worker `to` has lent to this one: the number, and its place in what was
+ *  lent. Such a tensor is not copied when it is sent back. */
+bool td__rpc_is_lent_by(struct td__rpc_agent *agent, int to, const td_tensor *tensor,
+                        uint64_t *lease, uint64_t *offset);
+
+/** The tensor that the worker `from` sends back, over the memory that was lent, with one reference. */
+td_status td__rpc_take_back(struct td__rpc_agent *agent, int from, uint64_t lease, uint64_t offset,
+                            const struct td__layout *layout, td_tensor **tensor);
+
 /** The worker `from` has returned a lease; ignored if there is none. */
 void td__rpc_lease_end(struct td__rpc_agent *agent, int from, uint64_t lease);
 

@@ -55,9 +55,10 @@ bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
            (header->tensors || !header->elements);
 }
 
-/* ---- Tensor records: dtype, dimensions, flags, shape; of a lent one the lease and its place ---- */
+/* ---- Tensor records: dtype, dimensions, flags, shape; of a lent one, or one sent back to its lender, the lease and its
+ *      place in the arena, or in what was lent ---- */
 
-enum { LENT = 1, REQUIRES_GRAD = 2, FLAGS = 3 };
+enum { LENT = 1, REQUIRES_GRAD = 2, SENT_BACK = 4, FLAGS = 7 };
 
 struct record {
     uint8_t flags;
@@ -71,7 +72,7 @@ static void put_record(struct td__buffer *bytes, const struct record *record)
     td__buffer_put_u8(bytes, (uint8_t)(record->layout.ndim | record->flags << 4));
     for (int d = 0; d < record->layout.ndim; d++)
         td__buffer_put_u64(bytes, (uint64_t)record->layout.shape[d]);
-    if (record->flags & LENT) {
+    if (record->flags & (LENT | SENT_BACK)) {
         td__buffer_put_u64(bytes, record->lease);
         td__buffer_put_u64(bytes, record->offset);
     }
@@ -88,7 +89,7 @@ static td_status get_record(struct td__reader *reader, struct record *record)
         return td_fail(TD_ERR_INVALID, "a tensor record is not valid");
     for (int d = 0; d < ndim; d++)
         shape[d] = (int64_t)td__reader_u64(reader);
-    if (record->flags & LENT) {
+    if (record->flags & (LENT | SENT_BACK)) {
         record->lease = td__reader_u64(reader);
         record->offset = td__reader_u64(reader);
     }
@@ -128,6 +129,7 @@ void td__message_free(struct td__message *message)
     for (uint32_t i = 0; i < message->count; i++) {
         struct td__outgoing_tensor *outgoing = &message->tensors[i];
         td_tensor_release(outgoing->tensor);
+        td_tensor_release(outgoing->held);
         if (!sent && outgoing->lease)
             td__rpc_lease_end(message->agent, message->to, outgoing->lease);
     }
@@ -189,7 +191,13 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
     td_tensor *kept = td__contiguous(tensor);
     if (!kept)
         return TD_ERR_NOMEM;
-    if (message->lends && layout_bytes(&record.layout) >= TD__LEND_FROM) {
+    struct td__outgoing_tensor outgoing = {.tensor = kept};
+    bool lend = message->lends && layout_bytes(&record.layout) >= TD__LEND_FROM;
+    if (lend &&
+        td__rpc_is_lent_by(message->agent, message->to, kept, &record.lease, &record.offset)) {
+        record.flags |= SENT_BACK;
+        outgoing = (struct td__outgoing_tensor){.held = kept};
+    } else if (lend) {
         td_status status = td__rpc_lend(message->agent, message->to, &kept, &record.lease,
                                         &record.offset);
         if (status) {
@@ -198,11 +206,11 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
         }
         record.flags |= LENT;
         td_tensor_release(kept);
-        kept = NULL;
+        outgoing = (struct td__outgoing_tensor){.lease = record.lease};
     }
     put_record(&message->bytes, &record);
     *number = message->count;
-    message->tensors[message->count++] = (struct td__outgoing_tensor){kept, record.lease};
+    message->tensors[message->count++] = outgoing;
     return TD_OK;
 }
 
@@ -324,6 +332,9 @@ static td_status make_tensor(struct td__incoming *incoming, struct td__reader *r
     if (record.flags & LENT)
         return td__rpc_borrow(incoming->agent, incoming->from, record.lease, record.offset,
                               &record.layout, tensor);
+    if (record.flags & SENT_BACK)
+        return td__rpc_take_back(incoming->agent, incoming->from, record.lease, record.offset,
+                                 &record.layout, tensor);
     *size = layout_bytes(&record.layout);
     if (*size > left)
         return td_fail(TD_ERR_INVALID, "the tensor records have more elements than the message");

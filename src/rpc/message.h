@@ -64,6 +64,7 @@ struct td__rpc_agent;
 
 struct td__outgoing_tensor {
     td_tensor *tensor; /* contiguous; NULL for one that is lent */
+    td_tensor *held;   /* one that is sent back to its lender, until it is sent */
     uint64_t lease;    /* its number; 0: not lent */
 };
 

@@ -84,6 +84,16 @@ bool td__storage_is_borrowed(const struct td__storage *storage)
     return atomic_load_explicit(&storage->lease, memory_order_relaxed) == &borrowed;
 }
 
+void *td__storage_borrowed_arg(const struct td__storage *storage, td_blob_free_fn free_fn)
+{
+    void *arg = NULL;
+    pthread_mutex_lock(&leases);
+    if (td__storage_is_borrowed(storage) && storage->free_fn == free_fn)
+        arg = storage->arg;
+    pthread_mutex_unlock(&leases);
+    return arg;
+}
+
 static struct td__lease *make_lease(struct td__storage *storage)
 {
     struct td__lease *lease = malloc(sizeof *lease);
@@ -120,6 +130,13 @@ td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease
     }
     pthread_mutex_unlock(&leases);
     return lease ? TD_OK : TD_ERR_NOMEM;
+}
+
+void td__lease_retain(struct td__lease *lease)
+{
+    pthread_mutex_lock(&leases);
+    lease->count++;
+    pthread_mutex_unlock(&leases);
 }
 
 const void *td__lease_data(const struct td__lease *lease)

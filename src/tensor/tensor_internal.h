@@ -52,6 +52,9 @@ void td__storage_release(struct td__storage *storage);
  *  that the library does not free (td_from_blob()), which could go away: lend a copy of it. */
 td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease);
 
+/** Takes a lease once more. */
+void td__lease_retain(struct td__lease *lease);
+
 /** Returns a lease once; once for each td__storage_lend(), in any order. */
 void td__lease_return(struct td__lease *lease);
 
@@ -67,6 +70,9 @@ static inline bool td__storage_is_lent(const struct td__storage *storage)
 {
     return atomic_load_explicit(&storage->lease, memory_order_acquire) != NULL;
 }
+
+/** The `arg` of a storage of td__storage_borrow() with this free_fn; NULL if it is none, or has moved. */
+void *td__storage_borrowed_arg(const struct td__storage *storage, td_blob_free_fn free_fn);
 
 /** Whether it is of td__storage_borrow(), and has not moved. */
 bool td__storage_is_borrowed(const struct td__storage *storage);
