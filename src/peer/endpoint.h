@@ -229,8 +229,9 @@ td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64
                                  td__deadline deadline, int *fd);
 
 /** Maps `size` bytes at `offset` of the default arena of `rank`, on the same host. The address is valid until the
- *  endpoint is closed. Cheap after the first time. */
+ *  endpoint is closed, or td__endpoint_unmap(). Cheap after the first time. */
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
                            td__deadline deadline, void **address);
+void td__endpoint_unmap(struct td__endpoint *endpoint, int rank);
 
 #endif

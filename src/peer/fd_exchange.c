@@ -251,20 +251,35 @@ static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
     return TD_OK;
 }
 
+/* The caller holds the lock. */
+static void release_view(struct td__card *peer)
+{
+    struct td__shared_view *view = peer->view;
+    peer->view = NULL;
+    if (!view || --view->users)
+        return;
+    LIST_REMOVE(view, link);
+    td__arena_view_close(&view->view);
+    free(view);
+}
+
 void td__views_close(struct td__endpoint *endpoint)
 {
     struct td__domain *domain = endpoint->domain;
     struct td__card *peer;
     pthread_mutex_lock(&domain->view_lock);
-    TD__PEER_FOREACH (peer, r, endpoint) {
-        struct td__shared_view *view = peer->view;
-        if (!view || --view->users)
-            continue;
-        LIST_REMOVE(view, link);
-        td__arena_view_close(&view->view);
-        free(view);
-    }
+    TD__PEER_FOREACH (peer, r, endpoint)
+        release_view(peer);
     pthread_mutex_unlock(&domain->view_lock);
+}
+
+void td__endpoint_unmap(struct td__endpoint *endpoint, int rank)
+{
+    if (!endpoint->domain)
+        return;
+    pthread_mutex_lock(&endpoint->domain->view_lock);
+    release_view(td__peer(endpoint, rank));
+    pthread_mutex_unlock(&endpoint->domain->view_lock);
 }
 
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,

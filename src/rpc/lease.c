@@ -2,7 +2,7 @@
  *
  * A lease has a number, under which the lender keeps the memory (tensor/storage.c), and which the borrower sends back
  * when it has released the tensor. A lender that leaves in order does so after all borrowers have copied what they still
- * have; see td__workers_leave().
+ * have; see td__membership_leave().
  *
  * A tensor that is sent back to its lender unchanged arrives there as a tensor over the memory that was lent, which it
  * keeps as one more lease: a write to it, or to the tensor that was lent, moves the written one to a copy. */
@@ -33,7 +33,7 @@ struct borrowed {
     int from;
     uint64_t number;
     char *data;
-    struct td__storage *storage; /* not retained */
+    struct td__storage *storage; /* not retained; NULL: it is being made */
 };
 
 /* What this process has borrowed. Not the agent's: a tensor may be released while the agent ends. */
@@ -239,19 +239,38 @@ void td__rpc_give_back(struct td__rpc_agent *agent, int from, uint64_t number)
         td__agent_send(agent, from, message);
 }
 
-/* The last tensor over borrowed memory was released, or moved to memory of its own. */
-static void end_borrowed(void *data, void *arg)
+static void remove_borrowed(struct borrowed *borrowed)
 {
-    struct borrowed *borrowed = arg;
-    (void)data;
     pthread_mutex_lock(&borrowed_lock);
     *borrowed->before = borrowed->next;
     if (borrowed->next)
         borrowed->next->before = borrowed->before;
     pthread_mutex_unlock(&borrowed_lock);
+}
+
+void td__rpc_unmap(struct td__rpc_agent *agent, int rank)
+{
+    pthread_mutex_lock(&borrowed_lock);
+    const struct borrowed *borrowed = all_borrowed;
+    while (borrowed && (borrowed->serial != agent->serial || borrowed->from != rank))
+        borrowed = borrowed->next;
+    if (!borrowed && td__endpoint_knows(agent->endpoint, rank))
+        td__endpoint_unmap(agent->endpoint, rank);
+    pthread_mutex_unlock(&borrowed_lock);
+}
+
+/* The last tensor over borrowed memory was released, or moved to memory of its own. */
+static void end_borrowed(void *data, void *arg)
+{
+    struct borrowed *borrowed = arg;
+    (void)data;
+    remove_borrowed(borrowed);
     struct td__rpc_agent *agent = td__agent_hold();
-    if (agent && agent->serial == borrowed->serial)
+    if (agent && agent->serial == borrowed->serial) {
         td__rpc_give_back(agent, borrowed->from, borrowed->number);
+        if (td__endpoint_presence(agent->endpoint, borrowed->from) != TD__PRESENT)
+            td__rpc_unmap(agent, borrowed->from);
+    }
     td__agent_leave(agent);
     free(borrowed);
 }
@@ -271,31 +290,37 @@ bool td__rpc_is_lent_by(struct td__rpc_agent *agent, int to, const td_tensor *te
     return found;
 }
 
-static td_status map_borrowed(struct td__rpc_agent *agent, const struct borrowed *template,
-                              uint64_t offset, const struct td__layout *layout, td_tensor **tensor)
+static void add_borrowed(struct borrowed *borrowed)
 {
-    size_t size = (size_t)layout->numel * td_dtype_size(layout->dtype);
-    void *data;
-    TD_TRY(td__endpoint_map(agent->endpoint, template->from, offset, size,
-                            td__deadline_in_ms(MAP_MS), &data));
-    struct borrowed *borrowed = malloc(sizeof *borrowed);
-    struct td__storage *storage = borrowed ? td__storage_borrow(data, size, end_borrowed, borrowed)
-                                           : NULL;
-    *tensor = storage ? td__tensor_over(storage, 0, layout) : NULL;
-    if (!*tensor) {
-        free(borrowed);
-        free(storage);
-        return td__fail_nomem("rpc");
-    }
-    *borrowed = *template;
-    borrowed->data = data;
-    borrowed->storage = storage;
     pthread_mutex_lock(&borrowed_lock);
     borrowed->next = all_borrowed;
     borrowed->before = &all_borrowed;
     if (borrowed->next)
         borrowed->next->before = &borrowed->next;
     all_borrowed = borrowed;
+    pthread_mutex_unlock(&borrowed_lock);
+}
+
+/* It is in the list before the memory is mapped, so that td__rpc_unmap() does not end the mapping meanwhile. */
+static td_status map_borrowed(struct td__rpc_agent *agent, struct borrowed *borrowed,
+                              uint64_t offset, const struct td__layout *layout, td_tensor **tensor)
+{
+    size_t size = (size_t)layout->numel * td_dtype_size(layout->dtype);
+    void *data;
+    add_borrowed(borrowed);
+    td_status status = td__endpoint_map(agent->endpoint, borrowed->from, offset, size,
+                                        td__deadline_in_ms(MAP_MS), &data);
+    struct td__storage *storage = status ? NULL
+                                         : td__storage_borrow(data, size, end_borrowed, borrowed);
+    *tensor = storage ? td__tensor_over(storage, 0, layout) : NULL;
+    if (!*tensor) {
+        remove_borrowed(borrowed);
+        free(storage);
+        return status ? status : td__fail_nomem("rpc");
+    }
+    pthread_mutex_lock(&borrowed_lock);
+    borrowed->data = data;
+    borrowed->storage = storage;
     pthread_mutex_unlock(&borrowed_lock);
     td__storage_release(storage); /* the tensor has it */
     return TD_OK;
@@ -304,12 +329,20 @@ static td_status map_borrowed(struct td__rpc_agent *agent, const struct borrowed
 td_status td__rpc_borrow(struct td__rpc_agent *agent, int from, uint64_t number, uint64_t offset,
                          const struct td__layout *layout, td_tensor **tensor)
 {
-    struct borrowed template = {.serial = agent->serial, .from = from, .number = number};
     if (from == agent->rank || !td__worker_is_near(agent, from))
         return td_fail(TD_ERR_INVALID, "a tensor is lent by a worker of another host");
-    td_status status = map_borrowed(agent, &template, offset, layout, tensor);
-    if (status)
+    struct borrowed *borrowed = calloc(1, sizeof *borrowed);
+    td_status status = borrowed ? TD_OK : td__fail_nomem("rpc");
+    if (borrowed) {
+        borrowed->serial = agent->serial;
+        borrowed->from = from;
+        borrowed->number = number;
+        status = map_borrowed(agent, borrowed, offset, layout, tensor);
+    }
+    if (status) {
+        free(borrowed);
         td__rpc_give_back(agent, from, number);
+    }
     return status;
 }
 
@@ -335,12 +368,14 @@ void td__rpc_keep_borrowed(void)
     for (;;) {
         pthread_mutex_lock(&borrowed_lock);
         struct borrowed *first = all_borrowed;
-        struct td__storage *storage = first && retain_alive(first->storage) ? first->storage : NULL;
+        struct td__storage *storage = first && first->storage && retain_alive(first->storage)
+                                          ? first->storage
+                                          : NULL;
         pthread_mutex_unlock(&borrowed_lock);
         if (!first)
             return;
         if (!storage) {
-            sched_yield(); /* another thread frees it */
+            sched_yield(); /* another thread frees it, or makes it */
             continue;
         }
         td_status status = td__storage_unshare(storage);

@@ -43,6 +43,9 @@ void td__rpc_give_back(struct td__rpc_agent *agent, int from, uint64_t lease);
 /** Maps the memory of a worker of this host, so that borrowing does not wait for it later. */
 void td__rpc_map(struct td__rpc_agent *agent, int rank);
 
+/** The worker has gone: ends the mapping, now or with the last tensor over it. */
+void td__rpc_unmap(struct td__rpc_agent *agent, int rank);
+
 /** Gives all borrowed tensors memory of their own: before the lender may free it, and before the mapping ends. */
 void td__rpc_keep_borrowed(void);
 

@@ -279,6 +279,7 @@ static void lose(struct td__rpc_agent *agent, int rank, const char *why)
     td__rpc_leases_end(agent, rank);
     td__rrefs_lost(agent, rank);
     td__contexts_lost(agent, rank);
+    td__rpc_unmap(agent, rank);
 }
 
 /* No link to a worker could be opened: the messages that wait for it are not sent. */
