@@ -391,7 +391,7 @@ static td_status ask_for_the_end(td_tensor *tensor, void *arg)
 {
     (void)tensor;
     CHECK_EQ(*(int *)arg, 0);
-    return td__at_end_of_backward(count_up, arg);
+    return td__at_end_of_backward(count_up, NULL, arg);
 }
 
 TEST(the_end_of_a_pass_can_be_waited_for)
@@ -404,7 +404,7 @@ TEST(the_end_of_a_pass_can_be_waited_for)
         CHECK_OK(td_tensor_add_accumulated_hook(w, ask_for_the_end, &ended, NULL));
         CHECK_OK(td_backward(td_sum(td_mul(x, w))));
         CHECK_EQ(ended, 2);
-        CHECK_FAILS(td__at_end_of_backward(count_up, &ended), TD_ERR_STATE, "no backward pass");
+        CHECK_FAILS(td__at_end_of_backward(count_up, NULL, &ended), TD_ERR_STATE, "no backward pass");
     }
 }
 

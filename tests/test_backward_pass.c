@@ -525,7 +525,7 @@ TEST(a_failing_sink_ends_the_pass)
 
 static td_status at_end(void *arg)
 {
-    return td__at_end_of_backward(count_up, arg);
+    return td__at_end_of_backward(count_up, NULL, arg);
 }
 
 static td_status run_inner(void *arg)

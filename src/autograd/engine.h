@@ -37,6 +37,7 @@ struct td__capture {
 
 struct td__pass_options {
     bool retain_graph;            /* keep the saved tensors, for another pass */
+    bool outermost;               /* no part of the pass in whose node this thread may run */
     struct td__grad_sink sink;    /* without a function: gradients accumulate in the leaves */
     struct td__capture *captures; /* not NULL: only nodes that lead to them run, and leaves
                                      accumulate nothing; borrowed until the end */

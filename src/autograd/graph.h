@@ -23,11 +23,18 @@ struct td__edge {
     int output_nr;        /* which output of that node */
 };
 
+struct td__grad_place;
+
+/* An observer of a leaf; see below. */
+typedef td_status (*td__leaf_observer)(td_tensor *leaf, const struct td__grad_place *place,
+                                       void *arg);
+
 struct td__hook {
     struct td__hook *next;
     uint64_t id;
-    td_grad_hook grad_hook; /* one of the two */
+    td_grad_hook grad_hook; /* one of the three */
     td_accumulated_hook accumulated_hook;
+    td__leaf_observer observer;
     void *arg;
 };
 
@@ -109,15 +116,44 @@ struct td__grad_sink {
     void *arg;
 };
 
-/** Accumulates `grad` (NULL: it was written already), and runs the accumulated hooks. A leaf whose
- *  tensor is gone drops it. */
+/** Accumulates `grad` (NULL: it was written already), and runs the accumulated hooks and observers. A
+ *  leaf whose tensor is gone drops it. */
 td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad);
-/** Gives `grad` to a sink. Accumulated hooks do not run: the leaf's own gradient is as it was. */
+/** Gives `grad` to a sink. Accumulated hooks do not run: the leaf's own gradient is as it was. A sink
+ *  that is a place for gradients runs the observers (td__leaf_observe()). */
 td_status td__leaf_give(struct td_node *node, td_tensor *grad, const struct td__grad_sink *sink);
 /** Its gradient, claimed for writing; NULL if that is not possible. td__leaf_unclaim()
  * afterwards. */
 td_tensor *td__leaf_target(struct td_node *node, bool *accumulate);
 void td__leaf_unclaim(struct td_node *node);
+
+/* Observers of leaves, as td_ddp() has them. Unlike an accumulated hook, an observer also serves passes whose
+ * gradients are accumulated elsewhere: in a context of distributed autograd. It is called when a pass has accumulated
+ * the final gradient of a leaf: in `place`, which is borrowed to the end of the pass, or (NULL) in the leaf. A failure
+ * ends the pass. */
+
+struct td__grad_place {
+    uint64_t context;   /* its number */
+    int64_t deadline;   /* of the pass, a td__deadline */
+    int64_t timeout_ms; /* of calls that outlive the pass */
+    /** The gradient of a leaf, with one reference; NULL if there is none. */
+    td_tensor *(*get)(void *arg, td_tensor *leaf);
+    /** Copies `grad` over the gradient of a leaf. */
+    td_status (*replace)(void *arg, td_tensor *leaf, td_tensor *grad);
+    void *arg;
+};
+
+/** Adds an observer to a leaf, for td_tensor_remove_hook(). */
+td_status td__leaf_add_observer(td_tensor *tensor, td__leaf_observer observer, void *arg,
+                                uint64_t *id);
+/** Runs the observers of a leaf whose gradient a place has accumulated. */
+td_status td__leaf_observe(td_tensor *leaf, const struct td__grad_place *place);
+
+/** Called when a pass of a context has failed, and when a context has ended; set by td_ddp(). Never waits. */
+extern void (*_Atomic td__on_context_lost)(uint64_t context, int64_t timeout_ms);
+
+/** The number of the context of distributed autograd in which this thread records; 0: none. */
+extern _Thread_local uint64_t td__current_context;
 
 /** Runs the grad hooks of an output, which may replace the gradient. */
 td_status td__run_grad_hooks(struct td_node *node, int output_nr, td_tensor **grad);
@@ -164,8 +200,9 @@ td_status td__check_in_place(td_tensor *tensor, const char *name);
 td_tensor *td__grad_target(td_node *node, int index, bool *accumulate);
 
 /** Runs fn(arg) when the outermost backward pass of this thread has run all nodes without a
- *  failure. If fn fails, the pass does. TD_ERR_STATE outside of a pass. */
-td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg);
+ *  failure. If fn fails, the pass does. After a failure before it, dropped(arg) runs instead, unless it
+ *  is NULL; the last error is the reason. TD_ERR_STATE outside of a pass. */
+td_status td__at_end_of_backward(td_status (*fn)(void *arg), void (*dropped)(void *arg), void *arg);
 
 /** Calls visit(leaf's tensor, arg) for each leaf behind the outputs, once. */
 td_status td__visit_leaves(td_tensor *const *outputs, int count,

@@ -41,6 +41,10 @@ void td_no_grad_end(td_no_grad *no_grad)
     no_grad->open = false;
 }
 
+_Thread_local uint64_t td__current_context;
+
+void (*_Atomic td__on_context_lost)(uint64_t context, int64_t timeout_ms);
+
 /* ---- Leaves ------------------------------------------------------------------------------------- */
 
 const td_function td__leaf_function = {.name = "leaf"};
@@ -299,8 +303,22 @@ td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad)
         next = hook->next;
         if (hook->accumulated_hook)
             status = hook->accumulated_hook(leaf, hook->arg);
+        else if (hook->observer)
+            status = hook->observer(leaf, NULL, hook->arg);
     }
     td_tensor_release(leaf);
+    return status;
+}
+
+td_status td__leaf_observe(td_tensor *leaf, const struct td__grad_place *place)
+{
+    td_status status = TD_OK;
+    struct td__hook *hook = leaf->node ? leaf->node->outputs[0].hooks : NULL;
+    for (struct td__hook *next; hook && !status; hook = next) {
+        next = hook->next;
+        if (hook->observer)
+            status = hook->observer(leaf, place, hook->arg);
+    }
     return status;
 }
 
@@ -346,7 +364,7 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
     if (!tensor)
         return td__fail_null(call);
     td__try_refresh_node(tensor);
-    if (!tensor->node || (hook.accumulated_hook && !td__node_is_leaf(tensor->node)))
+    if (!tensor->node || (!hook.grad_hook && !td__node_is_leaf(tensor->node)))
         return td_fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),
                        tensor->node ? "is a result, not a leaf" : "does not require grad");
     struct td__hook *new = malloc(sizeof *new);
@@ -380,6 +398,12 @@ td_status td_tensor_add_accumulated_hook(td_tensor *tensor, td_accumulated_hook 
         return td_fail(TD_ERR_INVALID, "td_tensor_add_accumulated_hook: the hook is NULL");
     return add_hook(tensor, "td_tensor_add_accumulated_hook",
                     (struct td__hook){.accumulated_hook = hook, .arg = arg}, id);
+}
+
+td_status td__leaf_add_observer(td_tensor *tensor, td__leaf_observer observer, void *arg,
+                                uint64_t *id)
+{
+    return add_hook(tensor, "td_ddp", (struct td__hook){.observer = observer, .arg = arg}, id);
 }
 
 td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)

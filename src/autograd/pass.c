@@ -208,7 +208,7 @@ static td_status start(struct td__pass *pass)
         TD_TRY(mark_needed(pass));
     if (!make_queues(pass) || pass->has_expected)
         TD_TRY(td__edge_order_init(&pass->order, &pass->walk));
-    pass->outer = td__running_pass();
+    pass->outer = pass->options.outermost ? NULL : td__running_pass();
     pass->started = true;
     for (int i = 0; i < pass->walk.count && !pass->status; i++)
         if (pass->walk.entries[i].pending == 0)
@@ -272,7 +272,7 @@ void td__pass_fail(struct td__pass *pass, td_status status)
 
 /* ---- Run and end ----------------------------------------------------------------------------------- */
 
-td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg)
+td_status td__at_end_of_backward(td_status (*fn)(void *arg), void (*dropped)(void *arg), void *arg)
 {
     struct td__pass *pass = td__running_pass();
     if (!pass)
@@ -282,7 +282,7 @@ td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg)
     struct td__at_end *at_end = malloc(sizeof *at_end);
     if (!at_end)
         return td__fail_nomem("td_backward");
-    *at_end = (struct td__at_end){.fn = fn, .arg = arg};
+    *at_end = (struct td__at_end){.fn = fn, .dropped = dropped, .arg = arg};
     pthread_mutex_lock(&pass->lock);
     *pass->last_at_end = at_end;
     pass->last_at_end = &at_end->next;
@@ -298,7 +298,7 @@ static td_status failure_now(struct td__pass *pass)
     return status;
 }
 
-/* Calls the functions while the pass has not failed, and frees their list. */
+/* Calls the functions, `dropped` once the pass has failed, and frees their list. */
 static void run_at_end(struct td__pass *pass)
 {
     struct td__at_end *at_end = pass->first_at_end, *next;
@@ -306,9 +306,12 @@ static void run_at_end(struct td__pass *pass)
     pass->last_at_end = &pass->first_at_end;
     for (; at_end; at_end = next) {
         next = at_end->next;
-        td_status status = failure_now(pass) ? TD_OK : at_end->fn(at_end->arg);
+        bool failed = failure_now(pass);
+        td_status status = failed ? TD_OK : at_end->fn(at_end->arg);
         if (status)
             td__pass_fail(pass, status);
+        if (failed && at_end->dropped)
+            at_end->dropped(at_end->arg);
         free(at_end);
     }
 }
@@ -332,7 +335,8 @@ td_status td__pass_close(struct td__pass *pass)
     if (!pass)
         return TD_OK;
     pthread_mutex_lock(&pass->lock);
-    if (pass->started && !pass->status && (pass->unfinished > 0 || pass->awaited > 0))
+    if (pass->started && !pass->status &&
+        (pass->unfinished > 0 || pass->awaited > 0 || pass->first_at_end))
         td__engine_fail(pass, td_fail(TD_ERR_STATE,
                                       "td_backward: the pass was closed before it had run; %d "
                                       "expected gradients had not arrived",
@@ -340,11 +344,8 @@ td_status td__pass_close(struct td__pass *pass)
     pthread_mutex_unlock(&pass->lock);
     if (pass->started)
         td__engine_run(pass, TD__NEVER); /* drops what is ready, and waits for what runs */
+    run_at_end(pass); /* drops what is left, if the pass was closed before it had run */
     td_status status = failure_of(pass);
-    for (struct td__at_end *at_end = pass->first_at_end, *next; at_end; at_end = next) {
-        next = at_end->next;
-        free(at_end);
-    }
     for (int i = 0; i < pass->queue_count; i++)
         free(pass->queues[i].ready);
     td__edge_order_free(&pass->order);

@@ -108,6 +108,7 @@ struct td__ready_queue {
 struct td__at_end {
     struct td__at_end *next;
     td_status (*fn)(void *arg);
+    void (*dropped)(void *arg);
     void *arg;
 };
 

@@ -139,7 +139,7 @@ static void drop_work(struct td_bucket *bucket)
 {
     if (!bucket->work)
         return;
-    td_work_wait(bucket->work, 0);
+    td__work_finish(bucket->work);
     td_work_release(bucket->work);
     bucket->work = NULL;
 }
@@ -250,7 +250,8 @@ static td_status finish_bucket(struct td_bucket *bucket)
     if (hook->start || hook->finish) {
         status = hook->finish ? hook->finish(bucket, hook->arg) : TD_OK;
     } else {
-        status = td_work_wait(bucket->work, 0);
+        td__work_finish(bucket->work); /* its own timeout bounds it */
+        status = td_work_status(bucket->work);
         td__work_times(bucket->work, &begin, &end);
         td_work_release(bucket->work);
         bucket->work = NULL;

@@ -5,6 +5,8 @@
  *     backward   each parameter's hook: its gradient is in its bucket; a full bucket starts
  *     its end    wait for all buckets; every gradient is then an average, and a view of its bucket
  *
+ * In a context of distributed autograd the gradients are those of the context: ddp_context.c.
+ *
  * A gradient that is no view of its bucket (a parameter's first, or one that the program has set)
  * is copied into the bucket and replaced by a view; from then on operators write directly into the
  * bucket. */
@@ -13,6 +15,7 @@
 #include "autograd/graph.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
+#include "group/process_group.h"
 #include "parallel/buckets.h"
 
 #include <stdio.h>
@@ -21,25 +24,55 @@
 
 /* ---- Backward -------------------------------------------------------------------------------------- */
 
-static td_status end_pass(void *arg)
+static td_status reduce(struct td__ddp *ddp)
 {
-    struct td__ddp *ddp = arg;
-    ddp->ending = false;
-    ddp->expecting = false;
+    TD_TRY(td__ddp_check_deadline(ddp));
     if (!td__buckets_complete(&ddp->buckets))
         return td__ddp_fail_missing(ddp);
-    if (ddp->used)
-        TD_TRY(td__ddp_agree_on_used(ddp));
+    ddp->expecting = false;
+    if (ddp->used || ddp->context)
+        TD_TRY(td__ddp_agree(ddp));
     TD_TRY(td__buckets_finish(&ddp->buckets));
-    if (ddp->used)
+    if (ddp->place)
+        TD_TRY(td__ddp_deliver(ddp));
+    else if (ddp->used)
         TD_TRY(td__ddp_restore_unused(ddp));
     td__ddp_plan_rebuild(ddp);
     return TD_OK;
 }
 
-/* Copies the gradient into its bucket, and replaces it by the view. */
+static td_status end_pass(void *arg)
+{
+    struct td__ddp *ddp = arg;
+    int64_t before = td__ddp_limit_calls(ddp);
+    td_status status = reduce(ddp);
+    td__swap_call_timeout(before);
+    if (status && ddp->context)
+        td__ddp_abandon(ddp);
+    pthread_mutex_lock(&ddp->lock);
+    ddp->ending = false;
+    ddp->expecting = false;
+    ddp->place = NULL;
+    pthread_mutex_unlock(&ddp->lock);
+    return status;
+}
+
+static void drop_pass(void *ddp)
+{
+    td__ddp_abandon(ddp);
+}
+
+/* Copies the gradient into its bucket, and replaces it by the view, unless it is in another place. */
 static td_status move_in(struct td__ddp_parameter *parameter, td_tensor *view)
 {
+    const struct td__grad_place *place = parameter->ddp->place;
+    if (place) {
+        td_tensor *elsewhere = place->get(place->arg, parameter->tensor);
+        td_status status = elsewhere ? td__tensor_copy(view, elsewhere)
+                                     : td_fail(TD_ERR_STATE, "td_ddp: the context has ended");
+        td_tensor_release(elsewhere);
+        return status;
+    }
     td_tensor *grad = td_tensor_grad(parameter->tensor);
     if (grad == view)
         return TD_OK;
@@ -50,15 +83,22 @@ static td_status move_in(struct td__ddp_parameter *parameter, td_tensor *view)
     return td_tensor_set_grad(parameter->tensor, view);
 }
 
-static td_status on_accumulated(td_tensor *tensor, void *arg)
+static td_status on_accumulated(td_tensor *tensor, const struct td__grad_place *place, void *arg)
 {
     struct td__ddp_parameter *parameter = arg;
     struct td__ddp *ddp = parameter->ddp;
+    bool reduces = ddp->sync && (place || ddp->expecting);
     (void)tensor;
-    if (!ddp->sync || !ddp->expecting)
+    if (reduces && place)
+        TD_TRY(td__ddp_enter_place(parameter, place, &reduces));
+    if (!reduces)
         return TD_OK;
-    if (!atomic_exchange(&ddp->ending, true))
-        TD_TRY(td__at_end_of_backward(end_pass, ddp));
+    if (!atomic_exchange(&ddp->ending, true)) {
+        td_status status = td__at_end_of_backward(end_pass, ddp->context ? drop_pass : NULL, ddp);
+        if (status && place)
+            td__ddp_abandon(ddp);
+        TD_TRY(status);
+    }
     if (ddp->buckets.gradients[parameter->number].ready)
         return td_fail(
             TD_ERR_STATE,
@@ -66,8 +106,12 @@ static td_status on_accumulated(td_tensor *tensor, void *arg)
             "graph of a static_graph model has changed, or two backward passes followed one "
             "forward",
             parameter->name);
+    TD_TRY(td__ddp_check_deadline(ddp));
     TD_TRY(move_in(parameter, ddp->buckets.gradients[parameter->number].view));
-    return td__buckets_ready(&ddp->buckets, parameter->number);
+    int64_t before = td__ddp_limit_calls(ddp);
+    td_status status = td__buckets_ready(&ddp->buckets, parameter->number);
+    td__swap_call_timeout(before);
+    return status;
 }
 
 /* ---- Forward --------------------------------------------------------------------------------------- */
@@ -83,6 +127,7 @@ static td_status broadcast_buffers(struct td__ddp *ddp)
 
 td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
 {
+    TD_TRY(td__ddp_settle(ddp));
     TD_TRY(broadcast_buffers(ddp));
     if (!records)
         return TD_OK;
@@ -93,14 +138,20 @@ td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
 
 static td_status before_forward(struct td__ddp *ddp, bool records)
 {
+    if (records && ddp->sync)
+        TD_TRY(td__ddp_enter_context(ddp));
     if (ddp->join)
         TD_TRY(td__ddp_join_round(ddp, records));
+    if (records)
+        ddp->recorded_locally = !ddp->sync;
     if (!ddp->sync)
         return TD_OK;
     TD_TRY(td__ddp_prepare(ddp, records));
     if (records) {
+        pthread_mutex_lock(&ddp->lock);
         ddp->ending = false;
         ddp->expecting = ddp->count > 0;
+        pthread_mutex_unlock(&ddp->lock);
     }
     return TD_OK;
 }
@@ -137,16 +188,26 @@ static td_status ddp_forward(td_module *module, const td_tensor_list *inputs,
     td_module *inner = td_child(module, 0);
     bool records = td_grad_enabled();
     TD_TRY(check_parameters(ddp, inner));
-    TD_TRY(before_forward(ddp, records));
+    pthread_mutex_lock(&ddp->forward_lock);
+    td_status status = before_forward(ddp, records);
+    pthread_mutex_unlock(&ddp->forward_lock);
+    TD_TRY(status);
     if (td_module_is_training(module))
         ddp->buffers_changed = true;
     td_tensor_list moved = *inputs;
     for (int i = 0; *ddp->device && i < moved.count; i++)
         moved.at[i] = td_tensor_to(moved.at[i], ddp->device);
     TD_TRY(td_forward_list(inner, &moved, results));
-    if (records && ddp->sync && ddp->used)
-        TD_TRY(td__ddp_mark_unused(ddp, results));
-    return TD_OK;
+    if (records && ddp->sync && ddp->used) {
+        pthread_mutex_lock(&ddp->lock);
+        status = ddp->expecting && ddp->context == td__current_context
+                     ? td__ddp_mark_unused(ddp, results)
+                     : td_fail(
+                           TD_ERR_STATE,
+                           "td_ddp: the context has ended, or another one has called the module");
+        pthread_mutex_unlock(&ddp->lock);
+    }
+    return status;
 }
 
 /* ---- Making one ------------------------------------------------------------------------------------- */
@@ -155,6 +216,7 @@ static void free_ddp(struct td__ddp *ddp)
 {
     if (!ddp)
         return;
+    td__ddp_unlist(ddp);
     for (int i = 0; i < ddp->count; i++) {
         struct td__ddp_parameter *parameter = &ddp->parameters[i];
         if (parameter->hook)
@@ -165,11 +227,14 @@ static void free_ddp(struct td__ddp *ddp)
     }
     for (int i = 0; i < ddp->buffer_count; i++)
         td_tensor_release(ddp->buffers[i]);
+    td__ddp_settle(ddp);
     if (ddp->buckets.gradients)
         td__buckets_free(&ddp->buckets);
+    pthread_mutex_destroy(&ddp->lock);
+    pthread_mutex_destroy(&ddp->forward_lock);
     free(ddp->parameters);
     free(ddp->buffers);
-    free(ddp->used);
+    free(ddp->agreement);
     free(ddp->static_unused);
     free(ddp->join);
     free(ddp);
@@ -246,7 +311,7 @@ static td_status collect_parameters(struct td__ddp *ddp, const td_state *paramet
         parameter->name = strdup(name);
         if (!parameter->name)
             return td__fail_nomem("td_ddp");
-        TD_TRY(td_tensor_add_accumulated_hook(tensor, on_accumulated, parameter, &parameter->hook));
+        TD_TRY(td__leaf_add_observer(tensor, on_accumulated, parameter, &parameter->hook));
     }
     return TD_OK;
 }
@@ -340,12 +405,12 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
     td_state_destroy(parameters);
     td_state_destroy(buffers);
     TD_TRY(status);
-    if (ddp->options.find_unused_parameters || ddp->options.static_graph) {
-        ddp->used = calloc((size_t)ddp->count + 1, sizeof *ddp->used);
-        ddp->static_unused = calloc((size_t)ddp->count + 1, sizeof *ddp->static_unused);
-        if (!ddp->used || !ddp->static_unused)
-            return td__fail_nomem("td_ddp");
-    }
+    ddp->agreement = calloc((size_t)ddp->count + 1, sizeof *ddp->agreement);
+    ddp->static_unused = calloc((size_t)ddp->count + 1, sizeof *ddp->static_unused);
+    if (!ddp->agreement || !ddp->static_unused)
+        return td__fail_nomem("td_ddp");
+    if (ddp->options.find_unused_parameters || ddp->options.static_graph)
+        ddp->used = ddp->agreement + 1;
     TD_TRY(make_buckets(ddp));
     return td__ddp_synchronise(ddp);
 }
@@ -371,6 +436,9 @@ td_module *td_ddp(td_module *module, const td_ddp_options *options)
     ddp->group = ddp->options.group;
     ddp->bucket_bytes = (size_t)(ddp->options.bucket_cap_mb * (1 << 20));
     ddp->sync = true;
+    pthread_mutex_init(&ddp->lock, NULL);
+    pthread_mutex_init(&ddp->forward_lock, NULL);
+    td__ddp_list(ddp);
     *(struct td__ddp **)td_module_data(wrapped) = ddp;
     td_status status = fill(ddp, module);
     ddp->options.ignore = NULL; /* the caller's */

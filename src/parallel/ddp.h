@@ -2,6 +2,7 @@
 #ifndef TD_PARALLEL_DDP_H
 #define TD_PARALLEL_DDP_H
 
+#include "autograd/graph.h"
 #include "parallel/buckets.h"
 
 #include <stdatomic.h>
@@ -27,12 +28,27 @@ struct td__ddp {
 
     struct td__buckets buckets;
     size_t bucket_bytes;
-    bool sync;          /* passes are synchronised: td_ddp_set_sync() */
-    bool expecting;     /* a synchronised forward has run, and its backward pass has not ended */
-    atomic_bool ending; /* a worker has requested the callback at the end of the pass */
+    bool sync;            /* passes are synchronised: td_ddp_set_sync() */
+    bool expecting;       /* a synchronised forward has run, and its backward pass has not ended */
+    atomic_bool ending;   /* a worker has requested the callback at the end of the pass */
+    struct td__ddp *next; /* in the list of all (ddp_context.c) */
+    pthread_mutex_t
+        forward_lock; /* one forward at a time makes its collectives: several workers may call a module */
+    pthread_mutex_t
+        lock; /* guards `expecting`, and what follows up to `place`; never held while waiting */
+    bool recorded_locally; /* the last forward that recorded a graph was not synchronised */
+    uint64_t context; /* of distributed autograd, in which the last synchronised forward ran; 0:
+                              none */
+    bool unsettled;   /* a pass of a context has failed, and its calls may not be complete */
+    const struct td__grad_place
+        *place;   /* of the gradients of the pass that runs; NULL: the leaves */
     bool rebuild; /* the first synchronised pass is over: rebuild the buckets before the next */
     bool buffers_changed; /* a training forward has changed them since they were broadcast */
-    int32_t *used;        /* for find_unused_parameters: which parameters any rank has used */
+    int32_t
+        *agreement; /* the maximum of all ranks at the end of a pass: 1 + a rank that has failed, or
+                           0; then `used` */
+    td_work *agreeing; /* the call for it, of a failed pass */
+    int32_t *used;     /* for find_unused_parameters: which parameters any rank has used */
     bool first_static_pass_done;
     bool *static_unused; /* static_graph: what the first pass did not use */
 
@@ -60,13 +76,37 @@ td_status td__ddp_join_round(struct td__ddp *ddp, bool records);
 /** After forward: traverses the graph from the outputs, and marks the parameters that it does not
  *  contain as ready. */
 td_status td__ddp_mark_unused(struct td__ddp *ddp, const td_tensor_list *outputs);
-/** At the end of a pass, before waiting: all-reduces the map of used parameters. */
-td_status td__ddp_agree_on_used(struct td__ddp *ddp);
 /** After the reduction: restores the gradients of parameters that no rank has used. */
 td_status td__ddp_restore_unused(struct td__ddp *ddp);
 
 /** Fails with the names of the parameters that were not ready. */
 td_status td__ddp_fail_missing(const struct td__ddp *ddp);
+
+/* Contexts of distributed autograd (ddp_context.c). */
+
+/** Adds a module to the list of all, and removes it. */
+void td__ddp_list(struct td__ddp *ddp);
+void td__ddp_unlist(struct td__ddp *ddp);
+/** Before a synchronised forward that records: makes it one of this thread's context. TD_ERR_STATE while a pass of a
+ *  context runs. */
+td_status td__ddp_enter_context(struct td__ddp *ddp);
+/** Whether the gradient that has been accumulated in `place` is to be reduced; a failure if it cannot be. */
+td_status td__ddp_enter_place(struct td__ddp_parameter *parameter,
+                              const struct td__grad_place *place, bool *reduce);
+/** TD_ERR_TIMEOUT after the deadline of a pass: a collective would break the group with it. */
+td_status td__ddp_check_deadline(const struct td__ddp *ddp);
+/** Before collectives of a pass: none of them outlasts its deadline. Returns what
+ *  td__swap_call_timeout() takes afterwards. */
+int64_t td__ddp_limit_calls(const struct td__ddp *ddp);
+/** At the end of a pass, before waiting for the buckets: the ranks agree on the used parameters, and in a
+ *  context on whether the pass has succeeded on all of them. */
+td_status td__ddp_agree(struct td__ddp *ddp);
+/** After the reduction: puts the averages into the place of the pass. */
+td_status td__ddp_deliver(struct td__ddp *ddp);
+/** A pass of a context has failed here: starts the calls for which other ranks wait, and tells them. */
+void td__ddp_abandon(struct td__ddp *ddp);
+/** Completes what a failed pass has left. Collective. */
+td_status td__ddp_settle(struct td__ddp *ddp);
 
 /* Rebuilding buckets (ddp_rebuild.c). */
 

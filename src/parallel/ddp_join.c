@@ -25,6 +25,7 @@ enum {
     RECORDS = 4,   /* a backward pass follows */
     BROADCAST = 8, /* broadcast the buffers */
     REBUILD = 16,  /* rebuild the buckets */
+    CONTEXT = 128, /* the pass is one of a context of distributed autograd */
     DIVIDE = 32,   /* these two: the options, which must be the same on all ranks */
     THROW = 64,
 };
@@ -73,12 +74,13 @@ static td_status check_agreement(struct td__ddp *ddp, int first_active)
                        global_rank(ddp, 0), global_rank(ddp, other));
     if (first_active < 0)
         return TD_OK;
-    other = find_different(join, first_active, SYNC | RECORDS, true);
+    other = find_different(join, first_active, SYNC | RECORDS | CONTEXT, true);
     if (other >= 0)
-        return td_fail(TD_ERR_MISMATCH,
-                       "td_ddp: rank %d and rank %d differ in this forward: one synchronises or "
-                       "records a graph, the other does not",
-                       global_rank(ddp, first_active), global_rank(ddp, other));
+        return td_fail(
+            TD_ERR_MISMATCH,
+            "td_ddp: rank %d and rank %d differ in this forward: one synchronises, "
+            "records a graph or is in a context of distributed autograd, the other is not",
+            global_rank(ddp, first_active), global_rank(ddp, other));
     if (!join->options.throw_on_early_termination)
         return TD_OK;
     for (int r = 0; r < join->size; r++)
@@ -133,6 +135,7 @@ td_status td__ddp_join_round(struct td__ddp *ddp, bool records)
     mine |= records ? RECORDS : 0;
     mine |= ddp->buffers_changed ? BROADCAST : 0;
     mine |= ddp->rebuild ? REBUILD : 0;
+    mine |= records && ddp->sync && ddp->context ? CONTEXT : 0;
     return exchange_flags(ddp, mine);
 }
 
@@ -146,9 +149,13 @@ static td_status shadow_backward(struct td__ddp *ddp)
     }
     for (int i = ddp->count - 1; i >= 0; i--)
         TD_TRY(td__buckets_ready(buckets, i));
-    if (ddp->used) {
+    if (ddp->used)
         memset(ddp->used, 0, (size_t)ddp->count * sizeof *ddp->used);
-        TD_TRY(td__ddp_agree_on_used(ddp));
+    if (ddp->used || (ddp->join->flags & CONTEXT)) {
+        td_status status = td__ddp_agree(ddp);
+        if (status)
+            return ddp->unsettled ? TD_OK
+                                  : status; /* the failure of another rank is not one here */
     }
     TD_TRY(td__buckets_finish(buckets));
     td__ddp_plan_rebuild(ddp);

@@ -54,12 +54,6 @@ td_status td__ddp_mark_unused(struct td__ddp *ddp, const td_tensor_list *outputs
     return TD_OK;
 }
 
-td_status td__ddp_agree_on_used(struct td__ddp *ddp)
-{
-    return td_group_all_reduce(ddp->used, ddp->used, (size_t)ddp->count, TD_I32, TD_MAX, ddp->group,
-                               NULL);
-}
-
 td_status td__ddp_restore_unused(struct td__ddp *ddp)
 {
     for (int i = 0; i < ddp->count; i++) {

@@ -22,6 +22,7 @@ struct td__dist_pass {
     uint64_t number;
     struct td__grad_context *context;
     struct td__pass *pass;
+    struct td__grad_place place; /* the context, for parameters of td_ddp() */
     bool running;
     td_future **sent; /* gradients that were sent */
     int sent_count, sent_capacity;
@@ -29,28 +30,47 @@ struct td__dist_pass {
     int expected_count, expected_capacity;
 };
 
-static td_status accumulate(void *context, td_tensor *leaf, td_tensor *grad)
+static td_status accumulate(void *arg, td_tensor *leaf, td_tensor *grad)
 {
-    return td__context_accumulate(context, leaf, grad);
+    struct td__dist_pass *pass = arg;
+    TD_TRY(td__context_accumulate(pass->context, leaf, grad));
+    return td__leaf_observe(leaf, &pass->place);
+}
+
+static td_tensor *get_grad(void *context, td_tensor *leaf)
+{
+    return td__context_grad(context, leaf);
+}
+
+static td_status replace_grad(void *context, td_tensor *leaf, td_tensor *grad)
+{
+    return td__context_replace(context, leaf, grad);
 }
 
 /* ---- Expecting ------------------------------------------------------------------------------- */
 
 /* The pass `number` of a context, made if there is none; TD_ERR_STATE if there is another one. With the lock held. */
-static td_status find_pass(struct td__grad_context *context, uint64_t number, bool retain_graph,
-                           struct td__dist_pass **pass_out)
+static td_status find_pass(struct td__rpc_agent *agent, struct td__grad_context *context,
+                           uint64_t number, bool retain_graph, struct td__dist_pass **pass_out)
 {
     struct td__dist_pass *pass = context->pass;
     if (pass && pass->number != number)
         return td_fail(TD_ERR_STATE, "a backward pass of this context is running");
     if (!pass) {
-        struct td__pass_options options = {.retain_graph = retain_graph,
-                                           .sink = {.accumulate = accumulate, .arg = context}};
         pass = calloc(1, sizeof *pass);
         if (!pass)
             return td__fail_nomem("backward");
+        struct td__pass_options options = {.retain_graph = retain_graph,
+                                           .outermost = true,
+                                           .sink = {.accumulate = accumulate, .arg = pass}};
         pass->number = number;
         pass->context = context;
+        pass->place = (struct td__grad_place){.context = context->id,
+                                              .deadline = TD__NEVER,
+                                              .timeout_ms = agent->timeout_ms,
+                                              .get = get_grad,
+                                              .replace = replace_grad,
+                                              .arg = context};
         td_status status = td__pass_open(&options, &pass->pass);
         if (status) {
             free(pass);
@@ -210,7 +230,8 @@ static td_value *serve_expect(td_rpc_call *call, td_value *const *args, int coun
         return NULL;
     td__current_context = 0;
     pthread_mutex_lock(&context->lock);
-    td_status status = find_pass(context, (uint64_t)args[1]->integer, args[3]->boolean, &pass);
+    td_status status = find_pass(agent, context, (uint64_t)args[1]->integer, args[3]->boolean,
+                                 &pass);
     for (int64_t i = 0; !status && i < args[2]->count; i++)
         status = args[2]->items[i]->kind == TD_VALUE_INT
                      ? expect(pass, (uint64_t)args[2]->items[i]->integer)
@@ -324,6 +345,7 @@ static td_status run_pass(struct td__rpc_agent *agent, struct td__grad_context *
         return td_fail(TD_ERR_STATE, "there is no such backward pass");
     uint64_t outer = td__current_context;
     td__current_context = 0;
+    pass->place.deadline = deadline;
     td_status status = td__pass_start(pass->pass);
     if (!status) {
         bool waits = td__io_begin_wait(agent);
@@ -342,6 +364,8 @@ static td_status run_pass(struct td__rpc_agent *agent, struct td__grad_context *
     context->pass = NULL;
     pthread_mutex_unlock(&context->lock);
     td__pass_close(pass->pass);
+    if (status)
+        td__context_lost(context->id, agent->timeout_ms);
     free_pass(pass);
     td__current_context = outer;
     return status ? td__error_restore(&error) : TD_OK;
@@ -373,8 +397,10 @@ static void fail_pass(struct td__grad_context *context, uint64_t number, td_stat
         unused = pass;
     }
     pthread_mutex_unlock(&context->lock);
-    if (unused)
+    if (unused) {
         td__pass_close(unused->pass);
+        td__context_lost(context->id, unused->place.timeout_ms);
+    }
     free_pass(unused);
 }
 
@@ -538,7 +564,7 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
     pthread_mutex_lock(&context->lock);
     td_status status = context->pass ? td_fail(TD_ERR_STATE, "td_dist_backward: a backward pass of "
                                                              "this context is running")
-                                     : find_pass(context, number, retain_graph, &pass);
+                                     : find_pass(agent, context, number, retain_graph, &pass);
     if (!status)
         status = seed(pass, roots, count);
     pthread_mutex_unlock(&context->lock);

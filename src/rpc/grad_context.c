@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Thread_local uint64_t td__current_context;
-
 td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,
                                   int count);
 
@@ -134,6 +132,13 @@ static void send_end(struct td__rpc_agent *agent, int rank, uint64_t id)
     td__current_context = outer;
 }
 
+void td__context_lost(uint64_t id, int64_t timeout_ms)
+{
+    void (*lost)(uint64_t, int64_t) = atomic_load(&td__on_context_lost);
+    if (lost)
+        lost(id, timeout_ms);
+}
+
 void td__context_end(struct td__rpc_agent *agent, uint64_t id)
 {
     pthread_mutex_lock(&agent->context_lock);
@@ -146,6 +151,7 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
     struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
     if (td__on_context_end)
         td__on_context_end(context);
+    td__context_lost(id, agent->timeout_ms);
     struct td__rank_set reaches = td__context_reaches(context);
     for (int i = 0; i < reaches.count; i++)
         if (reaches.at[i] != agent->rank)
@@ -271,7 +277,7 @@ struct td_node *td__context_sent(struct td__grad_context *context, uint64_t mess
 
 /* ---- Gradients ------------------------------------------------------------------------------- */
 
-/* Hooks such as those of td_ddp() expect the gradient in the leaf. */
+/* A hook of the program expects the gradient in the leaf. */
 static bool has_accumulated_hook(const td_tensor *leaf)
 {
     const struct td__hook *hook = leaf->node ? leaf->node->outputs[0].hooks : NULL;
@@ -280,33 +286,61 @@ static bool has_accumulated_hook(const td_tensor *leaf)
     return hook;
 }
 
+/* The entry of a leaf, made if there is none; NULL without memory. With the lock held. */
+static struct leaf_grad *find_leaf(struct td__grad_context *context, td_tensor *leaf)
+{
+    struct td__map_node *node = td__map_find(&context->grads, (const char *)&leaf, sizeof leaf);
+    if (node)
+        return TD__CONTAINER(node, struct leaf_grad, node);
+    struct leaf_grad *entry = calloc(1, sizeof *entry);
+    if (entry) {
+        entry->leaf = leaf;
+        entry->node.key = (const char *)&entry->leaf;
+        entry->node.key_size = sizeof entry->leaf;
+    }
+    if (!entry || !td__map_insert(&context->grads, &entry->node)) {
+        free(entry);
+        td__fail_nomem("context");
+        return NULL;
+    }
+    td_tensor_retain(leaf);
+    return entry;
+}
+
 td_status td__context_accumulate(struct td__grad_context *context, td_tensor *leaf, td_tensor *grad)
 {
     if (has_accumulated_hook(leaf))
-        return td_fail(TD_ERR_UNSUPPORTED,
-                       "td_dist_backward: a parameter of shape %s has a hook for its gradient, as "
-                       "those of td_ddp() have; average the gradients of the context instead",
-                       td__shape_of(leaf));
+        return td_fail(
+            TD_ERR_UNSUPPORTED,
+            "td_dist_backward: a leaf of shape %s has an accumulated hook, which expects "
+            "its gradient in td_tensor_grad(); use td_dist_autograd_grad() after the pass",
+            td__shape_of(leaf));
     pthread_mutex_lock(&context->lock);
-    struct td__map_node *node = td__map_find(&context->grads, (const char *)&leaf, sizeof leaf);
-    struct leaf_grad *entry = node ? TD__CONTAINER(node, struct leaf_grad, node) : NULL;
+    struct leaf_grad *entry = find_leaf(context, leaf);
+    td_status status = entry ? td__grad_add(&entry->grad, grad) : TD_ERR_NOMEM;
+    pthread_mutex_unlock(&context->lock);
+    return status;
+}
+
+static bool may_write(const td_tensor *grad)
+{
+    return grad && td__is_unshared(grad) && td__layout_is_contiguous(&grad->layout);
+}
+
+td_status td__context_replace(struct td__grad_context *context, td_tensor *leaf, td_tensor *grad)
+{
+    pthread_mutex_lock(&context->lock);
+    struct leaf_grad *entry = find_leaf(context, leaf);
+    td_tensor *own = !entry || may_write(entry->grad) ? NULL : td__clone(grad);
     td_status status = TD_OK;
-    if (!entry) {
-        entry = calloc(1, sizeof *entry);
-        if (entry) {
-            entry->leaf = leaf;
-            entry->node.key = (const char *)&entry->leaf;
-            entry->node.key_size = sizeof entry->leaf;
-        }
-        if (!entry || !td__map_insert(&context->grads, &entry->node)) {
-            free(entry);
-            status = td__fail_nomem("context");
-        } else {
-            td_tensor_retain(leaf);
-        }
+    if (entry && may_write(entry->grad)) {
+        status = td__tensor_copy(entry->grad, grad);
+    } else if (own) {
+        td_tensor_release(entry->grad);
+        entry->grad = own;
+    } else {
+        status = TD_ERR_NOMEM;
     }
-    if (!status)
-        status = td__grad_add(&entry->grad, grad);
     pthread_mutex_unlock(&context->lock);
     return status;
 }

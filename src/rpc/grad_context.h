@@ -36,9 +36,6 @@ struct td__recv_data {
 extern const td_function td__send_function;
 extern const td_function td__recv_function;
 
-/** The context of this thread; 0: none. */
-extern _Thread_local uint64_t td__current_context;
-
 /** The context of an id, for td__context_release(); `add`: made if there is none. NULL, without an error, if there is
  *  none. */
 struct td__grad_context *td__context_find(struct td__rpc_agent *agent, uint64_t id, bool add);
@@ -68,6 +65,12 @@ td_tensor *td__context_grad(struct td__grad_context *context, td_tensor *leaf);
 /** Adds to the gradient of a leaf. */
 td_status td__context_accumulate(struct td__grad_context *context, td_tensor *leaf,
                                  td_tensor *grad);
+
+/** Copies `grad` over the gradient of a leaf. */
+td_status td__context_replace(struct td__grad_context *context, td_tensor *leaf, td_tensor *grad);
+
+/** A pass of the context has failed here, or the context has ended: tells td_ddp(), for whose ranks others may wait. */
+void td__context_lost(uint64_t id, int64_t timeout_ms);
 
 /** Registers the functions of backward passes (dist_autograd.c), and the class of optimizers (dist_optimizer.c). */
 td_status td__dist_autograd_register(void);
