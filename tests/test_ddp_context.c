@@ -5,6 +5,7 @@
 #include <tandem/tandem.h>
 
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +21,25 @@ static td_module *make_net(int seed)
 }
 
 static td_tensor *weight;  /* of a server */
-static td_module *replica; /* of a server: in td_ddp() */
+static td_module *replica; /* of a server: in td_ddp(); for get_replica() */
+static pthread_mutex_t replica_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static td_module *get_replica(void)
+{
+    pthread_mutex_lock(&replica_lock);
+    td_module *found = replica;
+    pthread_mutex_unlock(&replica_lock);
+    CHECK(found);
+    return found;
+}
+
+static void set_replica(td_module *module)
+{
+    CHECK(module);
+    pthread_mutex_lock(&replica_lock);
+    replica = module;
+    pthread_mutex_unlock(&replica_lock);
+}
 
 static td_value *scale(td_rpc_call *call, td_value *const *args, int count)
 {
@@ -31,7 +50,7 @@ static td_value *scale(td_rpc_call *call, td_value *const *args, int count)
 static td_value *run_replica(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)count;
-    return td_value_of(td_forward(replica, td_value_tensor(args[0])));
+    return td_value_of(td_forward(get_replica(), td_value_tensor(args[0])));
 }
 
 /* The gradient of the replica's first weight in a context. */
@@ -41,7 +60,7 @@ static td_value *replica_grad(td_rpc_call *call, td_value *const *args, int coun
     (void)call, (void)count;
     CHECK_OK(td_value_int(args[0], &context));
     td_tensor *grad = td_dist_autograd_grad((uint64_t)context,
-                                            td_module_parameter(replica, "module.0.weight"));
+                                            td_module_parameter(get_replica(), "module.0.weight"));
     return grad ? td_value_of(grad) : td_value_nil();
 }
 
@@ -416,7 +435,7 @@ RANKS(replicas_behind_remote_calls, .ranks = 4)
     TD_SCOPE;
     int rank = td_test_rank();
     if (rank < 2)
-        CHECK(replica = td_ddp(make_net(1), &(td_ddp_options){.group = trainers}));
+        set_replica(td_ddp(make_net(1), &(td_ddp_options){.group = trainers}));
     CHECK_OK(td_group_barrier(NULL, NULL));
     for (int step = 0; rank >= 2 && step < 10; step++) {
         TD_SCOPE;
@@ -450,7 +469,7 @@ RANKS(a_replica_that_is_called_alone_times_out, .ranks = 3)
     begin(2, 1000);
     TD_SCOPE;
     if (td_test_rank() < 2)
-        CHECK(replica = td_ddp(make_net(1), &(td_ddp_options){.group = trainers}));
+        set_replica(td_ddp(make_net(1), &(td_ddp_options){.group = trainers}));
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 2) {
         TD_DIST_AUTOGRAD(context);

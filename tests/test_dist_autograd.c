@@ -56,7 +56,10 @@ static td_value *contexts(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)args;
     (void)count;
-    return td_value_from_int((int64_t)call->agent->contexts.size);
+    pthread_mutex_lock(&call->agent->context_lock);
+    int64_t size = (int64_t)call->agent->contexts.size;
+    pthread_mutex_unlock(&call->agent->context_lock);
+    return td_value_from_int(size);
 }
 
 static td_status fail_backward(td_node *node, td_tensor *const *grad_outputs,

@@ -356,6 +356,11 @@ typedef struct td_module_ops {
      *  there already. Numbers and parts come from another process: TD_ERR_INVALID for those that no module
      *  of this kind has. On failure free_data is called. NULL, if data_size is 0: no numbers are valid. */
     td_status (*load_options)(td_module *module, const td_state *options);
+    /** Called by td_module_train() and td_module_eval() when the mode was set. NULL: nothing. */
+    void (*train)(td_module *module);
+    /** Of a module whose tensors are in another process: fails, with a sentence about that. Called by what needs them
+     *  all (parameters, states, clones, moves). NULL: its tensors are its own. */
+    td_status (*refuse_tensors)(const td_module *module);
     void *reserved[2];
 } td_module_ops;
 

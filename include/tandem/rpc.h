@@ -261,13 +261,44 @@ TD_API td_value *td_rref_local_value(td_rref *rref);
 
 /** Calls a method of the object (or module) that it refers to, on its owner. Modules have "forward(inputs...: tensor)",
  *  "parameters()" (a list of references), "parameter(name: text)", "state()", "load_state(state: map)",
- *  "train(training: bool = true)", and "module()". */
+ *  "train(training: bool = true)", and "module()"; td_remote_module_of() uses them as a module. */
 TD_API td_value *td_rref_sync(td_rref *rref, const char *method, td_value *args,
                               const td_rpc_call_options *options);
 TD_API td_future *td_rref_async(td_rref *rref, const char *method, td_value *args,
                                 const td_rpc_call_options *options);
 TD_API td_rref *td_rref_remote(td_rref *rref, const char *method, td_value *args,
                                const td_rpc_call_options *options);
+
+/* ---- Remote modules -----------------------------------------------------------------------------
+ *
+ *     td_module *model = td_sequential(td_remote_module("b", "make_stage", TD_ARGS(0), NULL),
+ *                                      td_remote_module("c", "make_stage", TD_ARGS(1), NULL), td_linear(64, 10), NULL);
+ *     td_dist_optimizer *sgd = td_dist_sgd(td_remote_parameters(model), NULL);
+ *     …
+ *     td_tensor *y = td_forward(model, x);                 runs on "b", on "c" and here
+ *
+ * A remote module is used as any other, while its parameters are on another worker. In a context of distributed autograd
+ * (dist_autograd.h) its forward is recorded, unless grad mode is off; outside of one it computes without a graph.
+ * td_module_train() and td_module_eval() reach the module; if its worker cannot be reached, the next forward fails.
+ *
+ * Its tensors are not here: td_module_parameters(), td_module_state(), td_module_clone(), td_module_to() and what uses
+ * them, such as td_sgd() and td_ddp(), fail with TD_ERR_UNSUPPORTED for each model that contains one. Failures of calls name
+ * the worker. In a call it is sent as a reference: the receiver gets a handle of the same module. */
+
+/** Calls a function of the worker `to` that returns a module, and waits for it: a module here that stands for it. It
+ *  belongs to the caller. The timeout and `copy` of the options are kept for its calls. NULL on failure. */
+TD_API td_module *td_remote_module(const char *to, const char *function, td_value *args,
+                                   const td_rpc_call_options *options);
+
+/** The same of a module to which there is a reference, which is retained. */
+TD_API td_module *td_remote_module_of(td_rref *rref, const td_rpc_call_options *options);
+
+/** The reference to its module, which belongs to it: for methods such as "state". TD_ERR_INVALID for other modules. */
+TD_API td_rref *td_remote_module_rref(const td_module *module);
+
+/** A list of references to the parameters of a module and its children, in the order of td_module_parameters(), shared
+ *  ones once: those of remote modules, and those here as references to values of this worker. For td_dist_sgd(). */
+TD_API td_value *td_remote_parameters(td_module *module);
 
 #ifdef __cplusplus
 }

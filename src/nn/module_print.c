@@ -24,15 +24,25 @@ static void put_line(struct td__buffer *text, int depth)
         put(text, "  ");
 }
 
-/* Appends what ops->describe() writes; sets *longer if there is any. */
-static void put_description(struct td__buffer *text, const td_module *module)
+/* Appends what ops->describe() writes, each line of it indented. */
+static void put_description(struct td__buffer *text, const td_module *module, int depth)
 {
     if (!module->ops->describe)
         return;
-    char words[256];
-    int size = module->ops->describe(module, words, sizeof words);
-    if (size > 0)
-        td__buffer_put(text, words, (size_t)size < sizeof words ? (size_t)size : sizeof words - 1);
+    char few[256], *words = few;
+    int size = module->ops->describe(module, few, sizeof few);
+    if (size >= (int)sizeof few) {
+        words = malloc((size_t)size + 1);
+        size = words ? module->ops->describe(module, words, (size_t)size + 1) : 0;
+        text->failed |= !words;
+    }
+    for (int i = 0; i < size; i++)
+        if (words[i] == '\n')
+            put_line(text, depth);
+        else
+            td__buffer_put_u8(text, (uint8_t)words[i]);
+    if (words != few)
+        free(words);
 }
 
 static void put_module(struct td__buffer *text, const td_module *module, int depth)
@@ -43,7 +53,7 @@ static void put_module(struct td__buffer *text, const td_module *module, int dep
     if (module->child_count)
         put_line(text, depth + 1);
     size_t line = text->size;
-    put_description(text, module);
+    put_description(text, module, depth);
     if (module->child_count && text->size == line)
         text->size = before; /* nothing to describe: no line */
     for (int i = 0; i < module->child_count; i++) {

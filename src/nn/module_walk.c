@@ -41,6 +41,8 @@ static td_status visit_tensors(struct walk *walk, struct td__module_tensors *ent
 
 static td_status visit_module(struct walk *walk, td_module *module)
 {
+    if (module->ops->refuse_tensors)
+        TD_TRY(module->ops->refuse_tensors(module));
     TD_TRY(visit_tensors(walk, &module->parameters));
     TD_TRY(visit_tensors(walk, &module->buffers));
     size_t before = walk->path.size;
@@ -212,6 +214,8 @@ td_status td_module_requires_grad_(td_module *module, bool requires_grad)
 {
     if (!module)
         return td__fail_null(__func__);
+    if (module->ops->refuse_tensors)
+        TD_TRY(module->ops->refuse_tensors(module));
     for (int i = 0; i < module->parameters.count; i++)
         TD_TRY(td_tensor_set_requires_grad(module->parameters.at[i].tensor, requires_grad));
     for (int i = 0; i < module->child_count; i++)
@@ -224,6 +228,8 @@ void td_module_train(td_module *module, bool training)
     if (!module)
         return;
     module->training = training;
+    if (module->ops->train)
+        module->ops->train(module);
     for (int i = 0; i < module->child_count; i++)
         td_module_train(module->children[i].module, training);
 }

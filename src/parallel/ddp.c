@@ -397,7 +397,7 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
         ddp->options.device = NULL; /* the caller's */
     }
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
-    td_status status = parameters && buffers ? TD_OK : td__fail_nomem("td_ddp");
+    td_status status = parameters && buffers ? TD_OK : td__error_status();
     if (!status)
         status = collect_parameters(ddp, parameters);
     if (!status)

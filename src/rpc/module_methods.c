@@ -27,18 +27,27 @@ static td_value *parameters(td_module *module, td_value *const *args, int count)
 {
     (void)args;
     (void)count;
-    td_state *state = td_module_parameters(module);
-    td_value *list = state ? td__value_new_list(td_state_count(state)) : NULL;
-    for (int i = 0; list && i < td_state_count(state); i++) {
-        td_rref *rref = td_rref_create(td_value_from_tensor(td_state_tensor(state, i)));
-        td_value *item = td_value_from_rref(rref);
-        if (!item || !td__value_append(list, NULL, td_value_retain(item))) {
-            td_value_release(list);
-            list = NULL;
-        }
-    }
-    td_state_destroy(state);
-    return td__value_adopt(list);
+    return td_remote_parameters(module);
+}
+
+/* What a remote module calls in place of forward: names, and whether to record a graph. */
+static td_value *call_with_names(td_module *module, td_value *const *args, int count)
+{
+    (void)count;
+    return td__module_call(module, args);
+}
+
+/* What a remote module knows of it. */
+static td_value *about(td_module *module, td_value *const *args, int count)
+{
+    (void)args;
+    (void)count;
+    td_bytes text = td_module_text(module);
+    td_value *result = text.data ? TD_ARGS((const char *)text.data,
+                                           td_value_from_bool(td_module_is_training(module)))
+                                 : NULL;
+    td_bytes_free(&text);
+    return result;
 }
 
 static td_value *parameter(td_module *module, td_value *const *args, int count)
@@ -94,6 +103,8 @@ static struct {
     struct td__signature *signature;
 } methods[] = {
     {"forward(inputs...: tensor)", forward, NULL},
+    {"call(inputs: list, names: list, records: bool)", call_with_names, NULL},
+    {"about()", about, NULL},
     {"parameters()", parameters, NULL},
     {"parameter(name: text)", parameter, NULL},
     {"state()", state, NULL},

@@ -4,13 +4,15 @@
  *     {"tensors": [[tensor, whether it requires grad], …],
  *      "modules": [{"kind": "Linear", "name": "fc", "parent": 0, "training": true, "options": {"p": 0.5},
  *                   "parameters": [["weight", number of the tensor], …],
- *                   "buffers": [["running_mean", number of the tensor, whether it is saved], …]}, …]}
+ *                   "buffers": [["running_mean", number of the tensor, whether it is saved], …],
+ *                   "remote": of a remote module, its reference and what is known of it}, …]}
  *
  * The first module is the root; its name is "" and its parent -1. A received value may be anything: every entry is
  * checked here, and options and parts by the kind (load_options in nn.h). */
 #include "base/fail.h"
 #include "nn/module.h"
 #include "rpc/codec.h"
+#include "rpc/rpc_agent.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +126,9 @@ static td_status pack(struct packing *packing, const td_module *module, const ch
     map = td_value_set(map, "options", map ? pack_options(module) : NULL);
     map = td_value_set(map, "parameters", map ? pack_entries(packing, &module->parameters) : NULL);
     map = td_value_set(map, "buffers", map ? pack_entries(packing, &module->buffers) : NULL);
+    td_value *remote = map ? td__remote_module_pack(module) : NULL;
+    if (remote)
+        map = td_value_set(map, "remote", remote);
     TD_TRY(append(packing->modules, map));
     for (int i = 0; i < module->child_count; i++)
         TD_TRY(
@@ -275,11 +280,14 @@ static td_module *unpack_kind(struct unpacking *unpacking, const td_value *map)
 static td_status unpack_module(struct unpacking *unpacking, const td_value *map)
 {
     enum { ENTRIES = 7 };
-    if (!is(map, TD_VALUE_MAP) || map->count != ENTRIES)
+    const td_value *remote = is(map, TD_VALUE_MAP) ? td_value_get(map, "remote") : NULL;
+    if (!is(map, TD_VALUE_MAP) || map->count != ENTRIES + (remote != NULL))
         return fail_invalid("one of \"modules\" is not a map, or has other entries");
     td_module *module = unpack_kind(unpacking, map);
     if (!module)
         return td__error_status();
+    if (remote)
+        TD_TRY(td__remote_module_unpack(module, remote));
     TD_TRY(unpack_entries(unpacking, module, td_value_get(map, "parameters"), false));
     return unpack_entries(unpacking, module, td_value_get(map, "buffers"), true);
 }

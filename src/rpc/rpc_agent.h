@@ -483,6 +483,13 @@ td_value *td__serve_call(td_rpc_call *call, const char *function, td_value *args
 td_value *td__serve_method(td_rpc_call *call, td_value *self, const char *method, td_value *args,
                            td_value *kwargs);
 
+/** Remote modules (remote_module.c): registers their kind; runs a module for one; and one as a value, NULL for other
+ *  modules, and back. */
+td_status td__remote_module_register(void);
+td_value *td__module_call(td_module *module, td_value *const *args);
+td_value *td__remote_module_pack(const td_module *module);
+td_status td__remote_module_unpack(td_module *module, const td_value *packed);
+
 /** The same for the methods of modules; module_methods.c. */
 td_value *td__module_method(td_rpc_call *call, td_module *module, const char *method,
                             td_value *args, td_value *kwargs);

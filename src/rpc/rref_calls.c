@@ -312,6 +312,8 @@ td_status td__rref_register(void)
             status = td__rpc_register_own(
                 "td.method(id: int, method: text, args: list, kwargs: map)", serve_method);
         if (!status)
+            status = td__remote_module_register();
+        if (!status)
             status = td__dist_autograd_register();
         if (!status)
             status = td__dist_optimizer_register();
