@@ -1,13 +1,14 @@
-/* Remote calls and a process group in one process: an embedding lives on one worker, and the trainers that use it average
- * the gradients of their own layer.
+/* Remote calls and a process group in one program: trainers wrap their own layer in td_ddp(), and share an embedding that
+ * lives on another worker.
  *
  *     $ tdrun --standalone --nproc-per-node=3 ./19_rpc_and_groups
  *     trainer 0: loss 1.… to 0.…
  *     trainer 1: loss 1.… to 0.…
  *
  * Ranks 0 and 1 are trainers and form a process group; rank 2 has the embedding, and calls train() on them with a
- * reference to it. The backward pass goes through both: the gradients of the embedding are in a context of distributed
- * autograd, those of the layer, too, until td_all_reduce() has averaged them. */
+ * reference to it. A trainer's model is the remote embedding and its layer. In the backward pass td_ddp() averages the
+ * gradients of the layer over the trainers, those of the embedding go to its worker, and all are in a context of
+ * distributed autograd, from which one optimizer takes them. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -25,27 +26,20 @@ static void check(bool good)
 
 static td_group *trainers;
 
-/* Averages a gradient of the context over the trainers. */
-static void average(uint64_t context, td_tensor *parameter)
-{
-    td_tensor *grad = td_dist_autograd_grad(context, parameter);
-    check(grad && !td_all_reduce(grad, TD_AVG, trainers, NULL));
-    check(!td_tensor_set_grad(parameter, grad));
-}
-
 /* Trains a layer of this trainer, and the embedding that `args[0]` refers to. Called by the embedding's worker. */
 static td_value *train(td_rpc_call *call, td_value *const *args, int count)
 {
+    TD_SCOPE;
     (void)call;
     (void)count;
     int rank = td_get_rank(NULL);
-    td_rref *embedding = td_value_rref(args[0]);
-    td_value *parameters = td_rref_sync(embedding, "parameters", TD_NO_ARGS, NULL);
-    td_dist_optimizer *remote = td_dist_sgd(parameters, &(td_sgd_options){.lr = 0.5});
     td_manual_seed(1);
-    td_module *layer = td_linear(WIDTH, CLASSES);
-    td_optimizer *local = td_sgd(layer, &(td_sgd_options){.lr = 0.5});
-    check(remote && local);
+    td_module *layer = td_ddp(td_linear(WIDTH, CLASSES), &(td_ddp_options){.group = trainers});
+    td_module *embedding = td_remote_module_of(td_value_rref(args[0]), NULL);
+    td_module *model = td_sequential(embedding, layer, NULL);
+    check(model);
+    td_dist_optimizer *sgd = td_dist_sgd(td_remote_parameters(model), &(td_sgd_options){.lr = 0.5});
+    check(sgd);
 
     double first = 0, last = 0;
     td_manual_seed((uint64_t)(100 + rank));
@@ -56,21 +50,16 @@ static td_value *train(td_rpc_call *call, td_value *const *args, int count)
         td_tensor *classes = td_clone(words);
         for (int64_t *c = td_tensor_data(classes), i = 0; i < BATCH; i++)
             c[i] %= CLASSES;
-        td_value *vectors = td_rref_sync(embedding, "forward", TD_ARGS(words), NULL);
-        check(vectors);
-        td_tensor *loss = td_cross_entropy(td_forward(layer, td_value_tensor(vectors)), classes);
+        td_tensor *loss = td_cross_entropy(td_forward(model, words), classes);
+        check(loss);
         check(!td_dist_backward(context, &loss, 1, NULL));
-        average(context, td_module_parameter(layer, "weight"));
-        average(context, td_module_parameter(layer, "bias"));
-        check(!td_optimizer_step(local));
-        check(!td_dist_optimizer_step(remote, context));
+        check(!td_dist_optimizer_step(sgd, context));
         last = td_item(loss);
         first = step == 0 ? last : first;
     }
     printf("trainer %d: loss %.2f to %.2f\n", rank, first, last);
-    td_dist_optimizer_destroy(remote);
-    td_optimizer_destroy(local);
-    td_module_destroy(layer);
+    td_dist_optimizer_destroy(sgd);
+    td_module_destroy(model);
     return td_value_nil();
 }
 

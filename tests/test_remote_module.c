@@ -304,8 +304,11 @@ RANKS(what_needs_the_tensors_is_refused, .ranks = 2)
         CHECK_CONTAINS(td_last_error(), "w1");
         CHECK(!td_module_state(model));
         CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
-        CHECK(!td_sgd(model, NULL));
+        CHECK(!td_sgd(model, &(td_sgd_options){.lr = 0.1}));
         CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
+        char path[300];
+        snprintf(path, sizeof path, "%s/model.safetensors", td_test_temp_dir());
+        CHECK_FAILS(td_save_module(path, model), TD_ERR_UNSUPPORTED, "w1");
         CHECK(!td_module_clone(model));
         CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
         CHECK_FAILS(td_module_to_dtype(model, TD_F64), TD_ERR_UNSUPPORTED, "w1");

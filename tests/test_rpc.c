@@ -5,6 +5,7 @@
 #include "base/clock.h"
 
 #include <tandem/group.h>
+#include <tandem/ops.h>
 #include <tandem/store.h>
 
 #include <stdio.h>
@@ -325,4 +326,66 @@ ALL_WAYS(beside_collectives, .ranks = 4)
     rpc_end();
     CHECK_EQ((int)sum_on(NULL), 4);
     CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Results of functions with scopes ---------------------------------------------------------- */
+
+static td_value *sum_in_a_scope(td_rpc_call *call, td_value *const *args, int count)
+{
+    TD_SCOPE;
+    (void)call;
+    int64_t sum = 0;
+    for (int i = 0; i < count; i++) {
+        TD_SCOPE;
+        int64_t n;
+        CHECK_OK(td_value_int(args[i], &n));
+        sum += n;
+    }
+    td_tensor *ones = td_full(TD_SHAPE(2000), 1, TD_F32);
+    return td_value_return(TD_ARGS(sum, td_mul_scalar(ones, (double)sum)));
+}
+
+static td_value *later_in_a_scope(td_rpc_call *call, td_value *const *args, int count)
+{
+    TD_SCOPE;
+    (void)call, (void)count;
+    return td_value_return(td_value_of(td_rpc_async(rpc_name(0), "echo", TD_ARGS(args[0]), NULL)));
+}
+
+/* nil and bools need no td_value_return(). */
+static td_value *constant_in_a_scope(td_rpc_call *call, td_value *const *args, int count)
+{
+    TD_SCOPE;
+    (void)call, (void)count;
+    int64_t which;
+    CHECK_OK(td_value_int(args[0], &which));
+    return which == 0 ? td_value_nil() : td_value_from_bool(which == 1);
+}
+
+RANKS(results_of_functions_with_scopes, .ranks = 2)
+{
+    CHECK_OK(td_rpc_register("sum_in_a_scope(n...: int)", sum_in_a_scope, NULL));
+    CHECK_OK(td_rpc_register("later_in_a_scope(x)", later_in_a_scope, NULL));
+    CHECK_OK(td_rpc_register("constant_in_a_scope(which: int)", constant_in_a_scope, NULL));
+    rpc_begin(NULL);
+    if (td_test_rank() == 0) {
+        TD_SCOPE;
+        const char *to = rpc_name(1);
+        td_value *sum = td_rpc_sync(to, "sum_in_a_scope", TD_ARGS(1, 2, 3), NULL);
+        CHECK_EQ(rpc_value_int(td_value_at(sum, 0)), 6);
+        CHECK_EQ(((float *)td_tensor_data(td_value_tensor(td_value_at(sum, 1))))[1999], 6);
+        CHECK_EQ(rpc_int(to, "later_in_a_scope", TD_ARGS(7)), 7);
+        td_value *constants[3];
+        for (int i = 0; i < 3; i++)
+            CHECK(constants[i] = td_rpc_sync(to, "constant_in_a_scope", TD_ARGS(i), NULL));
+        bool is = false, is_not = true;
+        CHECK_EQ(td_value_kind_of(constants[0]), TD_VALUE_NIL);
+        CHECK_OK(td_value_bool(constants[1], &is));
+        CHECK_OK(td_value_bool(constants[2], &is_not));
+        CHECK(is && !is_not);
+        td_value_release(td_value_retain(td_value_nil()));
+        td_value_release(td_value_nil()); /* there is no last reference */
+        CHECK_EQ(td_value_kind_of(td_value_nil()), TD_VALUE_NIL);
+    }
+    rpc_end();
 }

@@ -107,8 +107,9 @@ TD_API const char *td_worker_name(int rank);
 typedef struct td_rpc_call td_rpc_call;
 
 /** Serves a call: returns its result, or NULL with the last error set, which the caller gets. Its arguments and
- *  results belong to a scope around it. It runs on a thread of the library, several at once. A result that is a future
- *  is answered once that is complete. */
+ *  results belong to a scope around it. A function with a TD_SCOPE of its own returns its result by td_value_return():
+ *  the end of the scope frees the values, tensors and futures that were made in it. It runs on a thread of the library,
+ *  several at once. A result that is a future is answered once that is complete. */
 typedef td_value *(*td_rpc_fn)(td_rpc_call *call, td_value *const *args, int count);
 
 /**
@@ -273,7 +274,7 @@ TD_API td_rref *td_rref_remote(td_rref *rref, const char *method, td_value *args
  *
  *     td_module *model = td_sequential(td_remote_module("b", "make_stage", TD_ARGS(0), NULL),
  *                                      td_remote_module("c", "make_stage", TD_ARGS(1), NULL), td_linear(64, 10), NULL);
- *     td_dist_optimizer *sgd = td_dist_sgd(td_remote_parameters(model), NULL);
+ *     td_dist_optimizer *sgd = td_dist_sgd(td_remote_parameters(model), &(td_sgd_options){.lr = 0.1});
  *     …
  *     td_tensor *y = td_forward(model, x);                 runs on "b", on "c" and here
  *

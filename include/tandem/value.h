@@ -50,7 +50,7 @@ enum { TD_VALUE_MAX_DEPTH = 64 };
 
 /* ---- Making ------------------------------------------------------------------------------------- */
 
-/** nil, a bool, an integer and a float. */
+/** nil, a bool, an integer and a float. nil, false and true are each always the same value, in no scope. */
 TD_API td_value *td_value_nil(void);
 TD_API td_value *td_value_from_bool(bool value);
 TD_API td_value *td_value_from_int(int64_t value);
@@ -95,7 +95,8 @@ TD_API td_value *td_value_set(td_value *map, const char *key, td_value *value);
 TD_API td_value *td_value_retain(td_value *value);
 TD_API void td_value_release(td_value *value);
 
-/** Moves a value from the innermost scope to the one around it, as td_scope_return(). */
+/** Keeps a value for the scope around the innermost one, as td_scope_return() does: the result of a function with a
+ *  TD_SCOPE of its own, return td_value_return(td_value_of(y)). It retains what it holds. NULL for NULL. */
 TD_API td_value *td_value_return(td_value *value);
 
 /* ---- Reading ------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ td_status td_save_module(const char *path, td_module *module)
         return td_fail(TD_ERR_INVALID, "td_save_module: the %s is NULL", path ? "module" : "path");
     td_state *state = td_module_state(module);
     if (!state)
-        return TD_ERR_NOMEM;
+        return td__error_status();
     td_status status = td__save_state("td_save_module", path, state, NULL, 0);
     td_state_destroy(state);
     return status;

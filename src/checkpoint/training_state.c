@@ -93,7 +93,7 @@ static td_status add_rank(const char *call, td_bytes packed, int rank, td_state 
 static td_status add_part(td_state *state, const char *prefix, td_state *part)
 {
     if (!part)
-        return TD_ERR_NOMEM;
+        return td__error_status();
     td_status status = td_state_add_all(state, prefix, part);
     td_state_destroy(part);
     return status;
@@ -149,7 +149,7 @@ static td_status keep(td_state *part, td_state **copy)
 {
     *copy = td_state_clone(part);
     td_state_destroy(part);
-    return *copy ? TD_OK : TD_ERR_NOMEM;
+    return *copy ? TD_OK : td__error_status();
 }
 
 static td_status keep_all(const td_training *training, struct td__undo *undo)

@@ -136,8 +136,10 @@ td_status td__parameter_list(const char *call, td_module *module, td_tensor ***l
     if (!module)
         return td__fail_null(call);
     td_state *parameters = td_module_parameters(module);
+    if (!parameters)
+        return td__error_status();
     int found = td_state_count(parameters);
-    td_tensor **tensors = parameters ? malloc(((size_t)found + 1) * sizeof tensors[0]) : NULL;
+    td_tensor **tensors = malloc(((size_t)found + 1) * sizeof tensors[0]);
     if (!tensors) {
         td_state_destroy(parameters);
         return td__fail_nomem(call);

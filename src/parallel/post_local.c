@@ -117,10 +117,11 @@ td_periodic_averager *td_periodic_averager_create(td_module *module,
         return NULL;
     }
     td_state *parameters = td_module_parameters(module);
+    if (!parameters)
+        return NULL;
     int count = td_state_count(parameters);
     td_periodic_averager *averager =
-        parameters ? calloc(1, sizeof *averager + (size_t)count * sizeof averager->parameters[0])
-                   : NULL;
+        calloc(1, sizeof *averager + (size_t)count * sizeof averager->parameters[0]);
     if (averager) {
         averager->options = with;
         averager->count = count;

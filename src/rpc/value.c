@@ -26,9 +26,19 @@ td_value *td__value_create(td_value_kind kind, size_t more)
     return value;
 }
 
+/* nil, false and true: they belong to no scope, and are never freed. */
+static td_value constants[] = {{.kind = TD_VALUE_NIL},
+                               {.kind = TD_VALUE_BOOL, .boolean = false},
+                               {.kind = TD_VALUE_BOOL, .boolean = true}};
+
+static bool is_constant(const td_value *value)
+{
+    return value >= constants && value < constants + sizeof constants / sizeof constants[0];
+}
+
 td_value *td_value_retain(td_value *value)
 {
-    if (value)
+    if (value && !is_constant(value))
         atomic_fetch_add_explicit(&value->owners, 1, memory_order_relaxed);
     return value;
 }
@@ -65,7 +75,8 @@ static void destroy(td_value *value)
 /* Lists are nested at most TD_VALUE_MAX_DEPTH deep, so the recursion is bounded. */
 void td_value_release(td_value *value)
 {
-    if (value && atomic_fetch_sub_explicit(&value->owners, 1, memory_order_acq_rel) == 1)
+    if (value && !is_constant(value) &&
+        atomic_fetch_sub_explicit(&value->owners, 1, memory_order_acq_rel) == 1)
         destroy(value);
 }
 
@@ -76,12 +87,12 @@ static void release_value(void *value)
 
 td_value *td__value_adopt(td_value *value)
 {
-    return td__scope_adopt(value, release_value);
+    return is_constant(value) ? value : td__scope_adopt(value, release_value);
 }
 
 td_value *td_value_return(td_value *value)
 {
-    return td__scope_return(td_value_retain(value), release_value);
+    return is_constant(value) ? value : td__scope_return(td_value_retain(value), release_value);
 }
 
 td_value *td_value_same(td_value *value)
@@ -93,15 +104,12 @@ td_value *td_value_same(td_value *value)
 
 td_value *td_value_nil(void)
 {
-    return td__value_adopt(td__value_create(TD_VALUE_NIL, 0));
+    return &constants[0];
 }
 
 td_value *td_value_from_bool(bool boolean)
 {
-    td_value *value = td__value_create(TD_VALUE_BOOL, 0);
-    if (value)
-        value->boolean = boolean;
-    return td__value_adopt(value);
+    return &constants[boolean ? 2 : 1];
 }
 
 td_value *td_value_from_unsigned(uint64_t integer)
