@@ -11,6 +11,8 @@
  * part, and accumulates the gradients of leaves in the context, on the worker of each leaf: never in td_tensor_grad(). A
  * result that takes no part in the loss does no harm.
  *
+ * Parameters in td_ddp() (parallel.h) are averaged over its group in the pass, and the averages are in the context.
+ *
  * A context is a number, the same on all workers. It is freed on all of them when its block ends, also after a failure,
  * and when the worker that began it ends.
  *
@@ -44,7 +46,8 @@ TD_API uint64_t td_dist_autograd_current(void);
  *
  * Errors: TD_ERR_INVALID (no such context here; a root that does not require grad, or has more elements), TD_ERR_STATE (a
  * backward pass of this context is running; a graph that was freed by an earlier pass), TD_ERR_PEER (names the worker that
- * has ended), and those of the operators, with the name of the worker. The gradients of the context are then incomplete.
+ * has ended), TD_ERR_ABORTED (td_ddp(): the pass has failed on another rank of the group, which is named), and those of
+ * the operators, with the name of the worker. The gradients of the context are then incomplete.
  */
 TD_API td_status td_dist_backward(uint64_t context, td_tensor *const *roots, int count,
                                   const td_backward_options *options);

@@ -197,6 +197,11 @@ typedef struct td_ddp_options {
  * unless find_unused_parameters is set: then a parameter that no rank has used keeps its gradient,
  * and one that other ranks have used gets the average, in which this rank counts as 0.
  *
+ * In a context of distributed autograd (dist_autograd.h), td_dist_backward() averages the gradients in the context of each
+ * rank, and td_tensor_grad() stays as it was. The forward runs inside the context, and one context at a time uses the
+ * module: else TD_ERR_STATE. A pass that fails on one rank, or whose context ends before it, fails on all ranks (with
+ * TD_ERR_ABORTED, which names the rank), and the next pass works.
+ *
  * Move and convert a module before wrapping it: td_module_to() replaces its parameters, and forward
  * is then TD_ERR_STATE.
  *
