@@ -19,6 +19,8 @@ struct remote {
     char *text;               /* of the module, as td_module_text() has it */
     td_rpc_call_options call; /* of all calls; without kwargs */
     bool training;            /* the mode there, as far as it is known here */
+    char **names;             /* of results: lists of tensors do not own them */
+    int name_count;
 };
 
 static struct remote *remote_of(const td_module *module)
@@ -48,21 +50,37 @@ static void train(td_module *module)
 
 /* ---- Forward ----------------------------------------------------------------------------------- */
 
+/* A copy of a name that lives as long as the module; NULL without memory. */
+static const char *keep_name(struct remote *remote, const char *name)
+{
+    for (int i = 0; i < remote->name_count; i++)
+        if (!strcmp(remote->names[i], name))
+            return remote->names[i];
+    char **names = realloc(remote->names, sizeof *names * (size_t)(remote->name_count + 1));
+    remote->names = names ? names : remote->names;
+    char *copy = names ? strdup(name) : NULL;
+    if (copy)
+        names[remote->name_count++] = copy;
+    return copy;
+}
+
 /* The results: a list of tensors, and a list of their names or nil. */
-static td_status take_results(const td_module *module, td_value *answer, td_tensor_list *results)
+static td_status take_results(struct remote *remote, td_value *answer, td_tensor_list *results)
 {
     td_value *tensors = td_value_at(answer, 0), *names = td_value_at(answer, 1);
-    td_status status = tensors && names ? TD_OK : TD_ERR_INVALID;
-    for (int64_t i = 0; !status && i < td_value_count(tensors); i++) {
+    bool valid = tensors && names;
+    for (int64_t i = 0; valid && i < td_value_count(tensors); i++) {
         td_value *name = i < td_value_count(names) ? td_value_at(names, i) : NULL;
         bool named = td_value_kind_of(name) == TD_VALUE_TEXT;
-        status = td_tensor_list_add(results, named ? td_value_text(name) : NULL,
-                                    td_value_tensor(td_value_at(tensors, i)));
+        const char *kept = named ? keep_name(remote, td_value_text(name)) : NULL;
+        if (named && !kept)
+            return td__fail_nomem("td_forward");
+        valid = !td_tensor_list_add(results, kept, td_value_tensor(td_value_at(tensors, i)));
     }
-    return status
-               ? td_fail(TD_ERR_INVALID, "worker \"%s\" returned results that are none of a module",
-                         td_rref_owner(remote_of(module)->rref))
-               : TD_OK;
+    return valid
+               ? TD_OK
+               : td_fail(TD_ERR_INVALID, "worker \"%s\" returned results that are none of a module",
+                         td_rref_owner(remote->rref));
 }
 
 static td_value *names_of(const td_tensor_list *list)
@@ -89,7 +107,7 @@ static td_status forward(td_module *module, const td_tensor_list *inputs, td_ten
     td_value *answer = td_rref_sync(
         remote->rref, "call",
         TD_ARGS(tensors_of(inputs), names_of(inputs), td_value_from_bool(records)), &remote->call);
-    return answer ? take_results(module, answer, results) : td__error_status();
+    return answer ? take_results(remote, answer, results) : td__error_status();
 }
 
 td_value *td__module_call(td_module *module, td_value *const *args)
@@ -130,6 +148,9 @@ static void free_data(void *data)
     struct remote *remote = data;
     td_rref_release(remote->rref);
     free(remote->text);
+    for (int i = 0; i < remote->name_count; i++)
+        free(remote->names[i]);
+    free(remote->names);
 }
 
 /* The reference is a value of its own (module_pack.c). */
