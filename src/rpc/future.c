@@ -316,6 +316,41 @@ static void run_then(void *arg)
     free(then);
 }
 
+static void run_continuation(struct td_rpc_call *task)
+{
+    struct td__rpc_agent *agent = task->agent;
+    task->continuation(task->self);
+    pthread_mutex_lock(&agent->run_lock);
+    agent->continuations--;
+    pthread_mutex_unlock(&agent->run_lock);
+    free(task);
+}
+
+/* Calls fn(arg) on a thread of the agent, which may wait. False if that cannot be done. */
+static bool continue_on(struct td__rpc_agent *agent, void (*fn)(void *arg), void *arg)
+{
+    struct td_rpc_call *task = calloc(1, sizeof *task);
+    if (!task)
+        return false;
+    task->agent = agent;
+    task->fd = -1;
+    task->task = run_continuation;
+    task->continuation = fn;
+    task->self = arg;
+    pthread_mutex_lock(&agent->run_lock);
+    bool stopping = atomic_load(&agent->stopping);
+    agent->continuations += !stopping;
+    pthread_mutex_unlock(&agent->run_lock);
+    if (stopping) {
+        free(task);
+        return false;
+    }
+    atomic_fetch_add(&agent->activity, 1);
+    td__io_run(agent, task);
+    td__io_wake(agent);
+    return true;
+}
+
 /* The function may wait for other calls, so it does not run on the thread that reads their answers. */
 static void call_then(td_future *done, void *arg)
 {
@@ -325,7 +360,7 @@ static void call_then(td_future *done, void *arg)
     pthread_mutex_unlock(&then->result->lock);
     then->done = td_future_retain(done);
     struct td__rpc_agent *agent = td__io_must_not_wait ? td__agent_hold() : NULL;
-    if (!agent || !td__io_continue(agent, run_then, then))
+    if (!agent || !continue_on(agent, run_then, then))
         run_then(then);
     td__agent_leave(agent);
 }

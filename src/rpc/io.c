@@ -485,40 +485,6 @@ void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
     pthread_mutex_unlock(&agent->run_lock);
 }
 
-static void run_continuation(struct td_rpc_call *task)
-{
-    struct td__rpc_agent *agent = task->agent;
-    task->continuation(task->self);
-    pthread_mutex_lock(&agent->run_lock);
-    agent->continuations--;
-    pthread_mutex_unlock(&agent->run_lock);
-    free(task);
-}
-
-bool td__io_continue(struct td__rpc_agent *agent, void (*fn)(void *arg), void *arg)
-{
-    struct td_rpc_call *task = calloc(1, sizeof *task);
-    if (!task)
-        return false;
-    task->agent = agent;
-    task->fd = -1;
-    task->task = run_continuation;
-    task->continuation = fn;
-    task->self = arg;
-    pthread_mutex_lock(&agent->run_lock);
-    bool stopping = atomic_load(&agent->stopping);
-    agent->continuations += !stopping;
-    pthread_mutex_unlock(&agent->run_lock);
-    if (stopping) {
-        free(task);
-        return false;
-    }
-    atomic_fetch_add(&agent->activity, 1);
-    td__io_run(agent, task);
-    td__io_wake(agent);
-    return true;
-}
-
 void td__io_ring(struct td__rpc_link *link)
 {
     fence();

@@ -426,9 +426,6 @@ void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 /** Whether this thread must not wait for a future: it reads links, or handles events. */
 extern _Thread_local bool td__io_must_not_wait;
 
-/** Calls fn(arg) on a thread of the agent that may wait. False if that cannot be done. */
-bool td__io_continue(struct td__rpc_agent *agent, void (*fn)(void *arg), void *arg);
-
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
 
