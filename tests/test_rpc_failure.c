@@ -243,6 +243,38 @@ ALL_WAYS(leaves_now, .ranks = 4)
     CHECK_PROMPT(since);
 }
 
+static td_value *gate_there(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)count;
+    return td_rpc_sync(td_value_text(args[0]), "gate", TD_NO_ARGS, NULL);
+}
+
+/* The threads of functions that wait for other calls serve calls meanwhile; and calls arrive until the end. */
+ALL_WAYS(leaves_now_with_nested_calls, .ranks = 4)
+{
+    enum { CALLS = 24 };
+    TD_SCOPE;
+    CHECK_OK(td_rpc_register("gate_there(to: text)", gate_there, NULL));
+    rpc_begin(&far);
+    if (td_test_rank() == 3) {
+        CHECK_SOON(atomic_load(&rpc_held) >= 10);
+        int64_t since = td__now_ns();
+        CHECK_OK(td_rpc_shutdown(&now));
+        CHECK_PROMPT(since);
+        return;
+    }
+    td_future *calls[CALLS];
+    for (int i = 0; i < CALLS; i++)
+        calls[i] = i % 3
+                       ? td_rpc_async("w3", "hold", TD_NO_ARGS, NULL)
+                       : td_rpc_async("w3", "gate_there", TD_ARGS(rpc_name(td_test_rank())), NULL);
+    for (int i = 0; i < CALLS; i++) {
+        CHECK(!td_future_wait(calls[i], 0));
+        CHECK_CONTAINS(td_last_error(), "\"w3\"");
+    }
+    rpc_end();
+}
+
 /* Calls of the program that nobody waits for are made before all leave; and those that they make. */
 ALL_WAYS(graceful_with_calls, .ranks = 4)
 {
@@ -259,6 +291,12 @@ ALL_WAYS(graceful_with_calls, .ranks = 4)
     }
 }
 
+static void keep_warning(td_log_level level, const char *line, void *arg)
+{
+    if (level == TD_LOG_WARN)
+        snprintf(arg, 300, "%s", line);
+}
+
 ALL_WAYS(dies_during_the_shutdown, .ranks = 4, .may_die = 4)
 {
     TD_SCOPE;
@@ -269,9 +307,13 @@ ALL_WAYS(dies_during_the_shutdown, .ranks = 4, .may_die = 4)
         td__sleep_ns(100000000);
         raise(SIGKILL);
     }
+    char warning[300] = "";
+    td_log_set_sink(keep_warning, warning);
     int64_t since = td__now_ns();
     CHECK_OK(td_rpc_shutdown(NULL));
     CHECK_PROMPT(since);
+    td_log_set_sink(NULL, NULL);
+    CHECK_CONTAINS(warning, "without worker \"w2\", which was killed by SIGKILL");
 }
 
 RANKS(shutdown_times_out, .ranks = 2)

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "rpc/control.h"
 #include "rpc/rref.h"
+#include "rpc/rref_internal.h"
 #include "rpc_boxes.h"
 #include "runner.h"
 
@@ -514,6 +515,32 @@ RANKS(a_user_dies, .ranks = 3, .may_die = 1 << 1)
         td_test_kill(1, SIGKILL);
     }
     CHECK_SOON(!boxes_live() && !boxes_entries() && !boxes_children());
+    CHECK_OK(td_rpc_shutdown(NULL));
+}
+
+/* A worker has died, and its last messages are served after that: no value is waited for that it was to make. */
+RANKS(late_messages_of_a_dead_worker, .ranks = 2, .may_die = 1 << 1)
+{
+    enum { FORK = 12 };
+    const uint64_t id = UINT64_C(1) << 48 | 77; /* of rank 1 */
+    boxes_begin();
+    td_test_barrier();
+    if (td_test_rank() == 1)
+        raise(SIGKILL);
+    {
+        TD_SCOPE;
+        CHECK_SOON(!td_rpc_sync("w1", "echo", TD_ARGS(1), NULL));
+        struct td__rpc_agent *agent = td__agent_hold();
+        CHECK_SOON(agent->workers[1]->forks_ended);
+        CHECK_OK(td__rref_fork_delete(agent, id, FORK, 1));
+        CHECK_EQ(boxes_entries(), 0);
+        td_future *value = td__rref_use(agent, id);
+        CHECK_FAILED(td_future_wait(value, 0), TD_ERR_PEER, "\"w1\", which was to make the value");
+        td_future_release(value);
+        td_future_release(td__rref_begin(agent, id, FORK, 1, "echo"));
+        td__agent_leave(agent);
+    }
+    CHECK_EQ(boxes_entries(), 0);
     CHECK_OK(td_rpc_shutdown(NULL));
 }
 

@@ -78,11 +78,13 @@ typedef struct td_rpc_shutdown_options {
 
 /**
  * Ends the worker. Gracefully: serves calls until all workers have called this and no worker has work left;
- * then all leave. A dynamic worker leaves when it has no calls of its own, and serves none. Remote references that are
- * still in use are then reported in the log, by name.
+ * then all leave. Workers that have died or left before are not waited for; those that have died are named in the log,
+ * as a warning. A dynamic worker leaves when it has no calls of its own, and serves none. Remote references that are
+ * still in use are then reported in the log, by name, too.
  *
  * Errors: TD_ERR_STATE (no worker; or called by a function that serves a call), TD_ERR_TIMEOUT (names workers that
- * have not called it, or still have work; the worker has ended then, too).
+ * have not called it, or still have work), TD_ERR_PEER (the store has ended with the worker that hosted it, which is
+ * named, so that the others cannot agree on the end). After the latter two, the worker has ended, too.
  */
 TD_API td_status td_rpc_shutdown(const td_rpc_shutdown_options *options);
 

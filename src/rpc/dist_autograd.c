@@ -578,6 +578,8 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
         struct td__error error;
         td__error_save(&error);
         struct td__rank_set reaches = td__context_reaches(context);
+        for (int i = 0; i < part.count; i++)
+            td__rank_set_add(&reaches, part.at[i]);
         for (int i = 0; i < reaches.count; i++)
             if (reaches.at[i] != agent->rank)
                 td_future_release(start_on(agent, reaches.at[i], "td.backward_fail", context->id,

@@ -107,6 +107,7 @@ void td__context_release(struct td__grad_context *context)
     td__map_free(&context->grads);
     pthread_mutex_destroy(&context->lock);
     td__rank_set_free(&context->workers);
+    td__rank_set_free(&context->callers);
     free(context);
 }
 
@@ -160,6 +161,18 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
     td__context_release(context);
 }
 
+/* A worker has gone: whether a context is to end. */
+static bool is_lost(struct td__rpc_agent *agent, struct td__grad_context *context, int rank)
+{
+    int beginner = td__id_rank(context->id);
+    if (rank < 0 || beginner == rank)
+        return true;
+    pthread_mutex_lock(&context->lock);
+    bool was_last = td__rank_set_remove(&context->callers, rank) && !context->callers.count;
+    pthread_mutex_unlock(&context->lock);
+    return was_last && beginner != agent->rank;
+}
+
 void td__contexts_lost(struct td__rpc_agent *agent, int rank)
 {
     for (;;) {
@@ -168,7 +181,7 @@ void td__contexts_lost(struct td__rpc_agent *agent, int rank)
         for (struct td__map_node *node = td__map_next(&agent->contexts, NULL); node && !id;
              node = td__map_next(&agent->contexts, node)) {
             struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
-            if (rank < 0 || td__id_rank(context->id) == rank)
+            if (is_lost(agent, context, rank))
                 id = context->id;
         }
         pthread_mutex_unlock(&agent->context_lock);
@@ -232,6 +245,19 @@ td_status td__context_send(struct td__message *message, struct td__message_heade
     return status;
 }
 
+/* Also if the worker has gone meanwhile, and td__contexts_lost() was called before. */
+static void add_caller(struct td__rpc_agent *agent, struct td__grad_context *context, int rank)
+{
+    pthread_mutex_lock(&context->lock);
+    td__rank_set_add(&context->callers, rank); /* without memory, the context ends with its worker */
+    pthread_mutex_unlock(&context->lock);
+    pthread_mutex_lock(&agent->lock);
+    bool gone = td__worker(agent, rank)->gone;
+    pthread_mutex_unlock(&agent->lock);
+    if (gone)
+        td__contexts_lost(agent, rank);
+}
+
 td_status td__context_receive(struct td__incoming *incoming)
 {
     struct td__rpc_agent *agent = incoming->agent;
@@ -247,6 +273,8 @@ td_status td__context_receive(struct td__incoming *incoming)
             send_end(agent, incoming->from, header->context);
         return TD_OK;
     }
+    if (request)
+        add_caller(agent, context, incoming->from);
     td__context_release(context);
     if (!header->message || !incoming->recorded_count)
         return TD_OK;

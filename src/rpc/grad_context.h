@@ -22,7 +22,8 @@ struct td__grad_context {
     pthread_mutex_t lock;        /* for what follows */
     struct td__map sends;        /* send nodes by the id of their message */
     struct td__map grads;        /* by the leaf */
-    struct td__rank_set workers; /* to which calls were made in the context */
+    struct td__rank_set workers; /* to which calls were made in the context, and … */
+    struct td__rank_set callers; /* … from which calls came */
     struct td__dist_pass *pass;
 };
 
@@ -47,7 +48,8 @@ struct td__rank_set td__context_reaches(struct td__grad_context *context);
 /** Frees a context here, and on the workers to which calls were made in it. */
 void td__context_end(struct td__rpc_agent *agent, uint64_t id);
 
-/** Frees the contexts that a worker has begun which has gone; -1: all. */
+/** Ends the contexts that a worker has begun which has gone, and those whose calls came only from it: no other worker
+ *  would end them. -1: all contexts. */
 void td__contexts_lost(struct td__rpc_agent *agent, int rank);
 
 /** Records the tensors of a message that is sent in a context: sets message ids in the header. */

@@ -25,12 +25,6 @@ static inline int td__rank_set_find(const struct td__rank_set *set, int rank)
     return low;
 }
 
-static inline bool td__rank_set_has(const struct td__rank_set *set, int rank)
-{
-    int at = td__rank_set_find(set, rank);
-    return at < set->count && set->at[at] == rank;
-}
-
 /** False: no memory. */
 static inline bool td__rank_set_add(struct td__rank_set *set, int rank)
 {
@@ -48,6 +42,17 @@ static inline bool td__rank_set_add(struct td__rank_set *set, int rank)
     memmove(set->at + at + 1, set->at + at, sizeof *set->at * (size_t)(set->count - at));
     set->at[at] = rank;
     set->count++;
+    return true;
+}
+
+/** Whether it was there. */
+static inline bool td__rank_set_remove(struct td__rank_set *set, int rank)
+{
+    int at = td__rank_set_find(set, rank);
+    if (at == set->count || set->at[at] != rank)
+        return false;
+    set->count--;
+    memmove(set->at + at, set->at + at + 1, sizeof *set->at * (size_t)(set->count - at));
     return true;
 }
 

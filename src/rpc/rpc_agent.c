@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096, LONG_CHAIN = 400 };
+enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096, LONG_CHAIN = 400, NOTICE_MS = 1000 };
 #define DEFAULT_MAX_MESSAGE ((size_t)64 << 20)
 
 /* ---- The process's agent ---------------------------------------------------------------------- */
@@ -264,6 +264,7 @@ static void destroy(struct td__rpc_agent *agent)
 {
     td__workers_close(agent);
     td__serve_lost(agent, -1);
+    td__contexts_lost(agent, -1); /* a thread may wait for the gradients of a backward pass */
     td__io_stop(agent);
     td__serve_close(agent);
     if (agent->endpoint)
@@ -414,6 +415,38 @@ static bool await_idle(struct td__rpc_agent *agent, td__deadline deadline)
     return true;
 }
 
+/* The first rank from `rank` on whose worker has died; -1: none. */
+static int find_dead(struct td__rpc_agent *agent, int rank)
+{
+    for (; td__worker_from(agent, &rank); rank++) {
+        bool known = td__endpoint_knows(agent->endpoint, rank);
+        enum td__presence presence = known ? td__endpoint_presence(agent->endpoint, rank)
+                                           : TD__PRESENT;
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            return rank;
+    }
+    return -1;
+}
+
+/* A graceful shutdown has ended: names the workers that have died. Without the store, workers cannot agree on the end;
+ * one that has died may have hosted it. */
+static td_status name_dead(struct td__rpc_agent *agent, td_status status)
+{
+    struct td__error error;
+    td__error_save(&error);
+    if (status == TD_ERR_PEER)
+        td__endpoint_await_loss(agent->endpoint, 0, td__deadline_in_ms(NOTICE_MS));
+    int dead = agent->dynamic ? -1 : find_dead(agent, 0);
+    if (status == TD_ERR_PEER && dead >= 0)
+        return td_fail(status, "td_rpc_shutdown: worker \"%s\" %s: %s",
+                       td__worker_name_of(agent, dead),
+                       td__endpoint_exit_reason(agent->endpoint, dead), error.text);
+    for (; !status && dead >= 0; dead = find_dead(agent, dead + 1))
+        td_log(TD_LOG_WARN, "td_rpc_shutdown: without worker \"%s\", which %s",
+               td__worker_name_of(agent, dead), td__endpoint_exit_reason(agent->endpoint, dead));
+    return status ? td__error_restore(&error) : TD_OK;
+}
+
 td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
 {
     td_rpc_shutdown_options none = {0};
@@ -436,7 +469,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
                                                 : TD__NEVER;
     atomic_store(&agent->finishing, !options->now);
     if (!options->now)
-        status = td__membership_leave(agent, await_idle, deadline);
+        status = name_dead(agent, td__membership_leave(agent, await_idle, deadline));
     agent->orderly = !options->now && !status && !agent->dynamic;
     struct td__error error;
     td__error_save(&error);
@@ -454,6 +487,7 @@ td_status td_rpc_shutdown(const td_rpc_shutdown_options *options)
     atomic_store(&agent->aborting, true);
     while (atomic_load(&inside) > 0) {
         td__futures_abort_waits(agent);
+        td__serve_lost(agent, -1); /* a thread that waits for a call may serve one meanwhile */
         td__sleep_ns(100000);
     }
     destroy(agent);

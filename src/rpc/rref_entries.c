@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define GONE "worker \"%s\", which was to make the value, has gone"
+
 struct fork_at {
     uint64_t id;
     int rank;
@@ -36,6 +38,19 @@ static struct td__rref_entry *find_entry(struct td__rpc_agent *agent, uint64_t i
     return node ? TD__CONTAINER(node, struct td__rref_entry, node) : NULL;
 }
 
+/* The call of a worker that has gone does not come any more, or is not served. */
+static void fail_if_gone(struct td__rpc_agent *agent, struct td__rref_entry *entry)
+{
+    char text[TD_RPC_MAX_NAME + 80];
+    int maker = td__id_rank(entry->id);
+    const struct td__rpc_worker *worker = maker < agent->limit ? td__worker(agent, maker) : NULL;
+    if (!worker || maker == agent->rank || !worker->forks_ended)
+        return;
+    entry->made = true;
+    snprintf(text, sizeof text, GONE, td__worker_name_of(agent, maker));
+    td__future_complete(entry->future, NULL, TD_ERR_PEER, text);
+}
+
 static struct td__rref_entry *add_entry(struct td__rpc_agent *agent, uint64_t id)
 {
     struct td__rref_entry *entry = find_entry(agent, id);
@@ -45,8 +60,10 @@ static struct td__rref_entry *add_entry(struct td__rpc_agent *agent, uint64_t id
     entry->node.key = (const char *)&entry->id;
     entry->node.key_size = sizeof entry->id;
     entry->future = td__future_create(NULL, 0, TD__NEVER);
-    if (entry->future && td__map_insert(&agent->rref_entries, &entry->node))
+    if (entry->future && td__map_insert(&agent->rref_entries, &entry->node)) {
+        fail_if_gone(agent, entry);
         return entry;
+    }
     td_future_release(entry->future);
     free(entry);
     return NULL;
@@ -328,8 +345,7 @@ void td__rref_entries_lost(struct td__rpc_agent *agent, int rank, bool forks)
         }
     }
     pthread_mutex_unlock(&agent->rref_lock);
-    snprintf(text, sizeof text, "worker \"%s\", which was to make the value, has gone",
-             td__worker_name_of(agent, rank));
+    snprintf(text, sizeof text, GONE, td__worker_name_of(agent, rank));
     fail_entries(failed, TD_ERR_PEER, text);
     for (; unused; unused = next_unused) {
         next_unused = unused->next;

@@ -83,6 +83,8 @@ void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
     if (agent->active)
         agent->active->earlier = call;
     agent->active = call;
+    if (atomic_load(&agent->leaving)) /* td__serve_lost() may have been called before */
+        atomic_store(&call->cancelled, true);
     pthread_mutex_unlock(&agent->run_lock);
     td__io_run(agent, call);
 }
