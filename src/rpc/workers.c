@@ -350,6 +350,8 @@ static void run_connect(struct td_rpc_call *task)
     } while (status == TD_ERR_PEER && !reason && !td__deadline_passed(deadline));
     if (reason)
         lose(agent, rank, reason);
+    else if (status == TD_ERR_TIMEOUT) /* stopped or busy: the calls have timeouts of their own */
+        td__workers_connect(agent, rank);
     else if (status)
         fail_waiting(agent, rank, error.text);
     free(task);
