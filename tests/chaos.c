@@ -1,9 +1,11 @@
 /* Fault injection, round after round; chaos.h has the overview.
  *
  *     chaos                            a short run, for CTest
- *     chaos --long                     1,000 rounds
+ *     chaos --long                     1,000 rounds of each kind
  *     chaos --rounds 200 --seed 7      as many as one likes
- *     chaos --seed 7 --round 12        one round again
+ *     chaos --only rpc                 only rounds over remote calls; or: over collectives
+ *     chaos --seed 7 --only rpc --round 12
+ *                                      one round again
  *
  * A failed round is one paragraph with the command that repeats it. */
 #include "chaos.h"
@@ -19,7 +21,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum { SHORT_ROUNDS = 60, LONG_ROUNDS = 1000, MOST_TIMES = 200000 };
+enum { SHORT_ROUNDS = 60, SHORT_RPC_ROUNDS = 18, LONG_ROUNDS = 1000, MOST_TIMES = 200000 };
 
 struct summary {
     int rounds, failed, skipped, injected;
@@ -99,21 +101,26 @@ static void show_progress(const struct summary *summary, int done, int rounds)
         fprintf(stderr, "\n");
 }
 
+enum only { ONLY_COLLECTIVES, ONLY_RPC, KINDS_OF_ROUNDS };
+
 struct choices {
     uint64_t seed;
-    int rounds, round, rank; /* round, rank: -1 where not given */
+    int rounds, round, rank; /* -1 where not given */
+    int only;                /* a kind of rounds; -1: all kinds */
     int way, fault;          /* only rounds of that kind; -1: of all kinds */
     bool stacks, spaces, again, verbose;
 };
 
+static const char *const kinds_of_rounds[] = {"collectives", "rpc", NULL};
+
 /* False where the round is not one that was asked for. */
-static bool run_round(const struct choices *choices, int round, struct summary *summary,
-                      const char *no_spaces)
+static bool run_round(const struct choices *choices, enum only kind, int round,
+                      struct summary *summary, const char *no_spaces)
 {
     static struct plan plan;
     static struct outcome outcome;
     char text[400];
-    plan_make(choices->seed, round, network_is_own(), &plan);
+    plan_make(choices->seed, round, network_is_own(), kind == ONLY_RPC, &plan);
     if ((choices->way >= 0 && (int)plan.way != choices->way) ||
         (choices->fault >= 0 && (int)plan.fault != choices->fault))
         return false;
@@ -137,8 +144,8 @@ static bool run_round(const struct choices *choices, int round, struct summary *
     if (!outcome.failed || host_ended_by)
         return true;
     summary->failed++;
-    printf("FAIL round %d: %s\n%srepeat it: chaos --seed %llu --round %d\n", round, text,
-           outcome.text, (unsigned long long)choices->seed, round);
+    printf("FAIL round %d: %s\n%srepeat it: chaos --seed %llu --only %s --round %d\n", round, text,
+           outcome.text, (unsigned long long)choices->seed, kinds_of_rounds[kind], round);
     fflush(stdout);
     return true;
 }
@@ -170,13 +177,32 @@ static void report_crashes(void)
         sigaction(signals[i], &action, NULL);
 }
 
-static int run_rounds(const struct choices *choices)
+/* Returns how many have failed. */
+static int run_kind(const struct choices *choices, enum only kind, const char *no_spaces)
 {
+    static const int usual[] = {[ONLY_COLLECTIVES] = SHORT_ROUNDS, [ONLY_RPC] = SHORT_RPC_ROUNDS};
     struct summary summary = {0};
-    const char *no_spaces = NULL;
     int64_t start = td__now_ns();
     int round = choices->round >= 0 ? choices->round : 0;
-    int rounds = choices->round >= 0 ? 1 : choices->rounds;
+    int rounds = choices->rounds >= 0 ? choices->rounds : usual[kind];
+    rounds = choices->round >= 0 ? 1 : rounds;
+    for (; summary.rounds < rounds && !host_ended_by; round++) {
+        show_progress(&summary, summary.rounds, rounds);
+        if (!run_round(choices, kind, round, &summary, no_spaces) && choices->round >= 0)
+            break;
+    }
+    show_progress(&summary, summary.rounds, rounds);
+    printf("%s: ", kinds_of_rounds[kind]);
+    print_summary(&summary, (double)(td__now_ns() - start) / 1e9);
+    for (int fault = 0; fault < FAULTS; fault++)
+        free(summary.times[fault]);
+    return summary.failed;
+}
+
+static int run_rounds(const struct choices *choices)
+{
+    const char *no_spaces = NULL;
+    int failed = 0;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, on_end);
@@ -184,18 +210,12 @@ static int run_rounds(const struct choices *choices)
     report_crashes();
     setvbuf(stdout, NULL, _IOLBF, 0);
     network_begin(&no_spaces);
-    for (; summary.rounds < rounds && !host_ended_by; round++) {
-        show_progress(&summary, summary.rounds, rounds);
-        if (!run_round(choices, round, &summary, no_spaces) && choices->round >= 0)
-            break;
-    }
-    show_progress(&summary, summary.rounds, rounds);
-    print_summary(&summary, (double)(td__now_ns() - start) / 1e9);
-    for (int fault = 0; fault < FAULTS; fault++)
-        free(summary.times[fault]);
+    for (int kind = 0; kind < KINDS_OF_ROUNDS && !host_ended_by; kind++)
+        if (choices->only < 0 || choices->only == kind)
+            failed += run_kind(choices, (enum only)kind, no_spaces);
     if (host_ended_by)
         return 128 + host_ended_by;
-    return summary.failed ? 1 : 0;
+    return failed ? 1 : 0;
 }
 
 static int run_rank(const struct choices *choices)
@@ -210,16 +230,16 @@ static int run_rank(const struct choices *choices)
         return 2;
     }
     close(atoi(fd));
-    plan_make(choices->seed, choices->round, choices->spaces, &plan);
+    plan_make(choices->seed, choices->round, choices->spaces, choices->only == ONLY_RPC, &plan);
     return rank_main(&plan, choices->rank, page, choices->again);
 }
 
 static int usage(void)
 {
-    fprintf(stderr,
-            "usage: chaos [--long | --rounds N] [--seed N] [--round N] [--verbose] [--stacks]\n"
-            "             [--way shm|tcp|hosts|backend|networks]\n"
-            "             [--fault kill|early|late|pause|stop|leave|cut|abort]\n");
+    fprintf(stderr, "usage: chaos [--long | --rounds N] [--seed N] [--verbose] [--stacks]\n"
+                    "             [--only collectives|rpc [--round N]]\n"
+                    "             [--way shm|tcp|hosts|backend|networks]\n"
+                    "             [--fault kill|early|late|pause|stop|leave|cut|abort]\n");
     return 2;
 }
 
@@ -238,7 +258,7 @@ int main(int argc, char **argv)
     static const char *const faults[] = {"kill",  "early", "late",  "pause", "stop",
                                          "leave", "cut",   "abort", NULL};
     struct choices choices = {
-        .seed = 1, .rounds = SHORT_ROUNDS, .round = -1, .rank = -1, .way = -1, .fault = -1};
+        .seed = 1, .rounds = -1, .round = -1, .rank = -1, .only = -1, .way = -1, .fault = -1};
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(argv[i], "--long"))
@@ -261,6 +281,9 @@ int main(int argc, char **argv)
             choices.round = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--rank"))
             choices.rank = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--only") &&
+                 (choices.only = find_word(value, kinds_of_rounds)) >= 0)
+            i++;
         else if (!strcmp(argv[i], "--way") && (choices.way = find_word(value, ways)) >= 0)
             i++;
         else if (!strcmp(argv[i], "--fault") && (choices.fault = find_word(value, faults)) >= 0)
@@ -268,5 +291,7 @@ int main(int argc, char **argv)
         else
             return usage();
     }
+    if (choices.round >= 0 && choices.only < 0)
+        return usage();
     return choices.rank >= 0 ? run_rank(&choices) : run_rounds(&choices);
 }

@@ -1,4 +1,5 @@
-/* Fault injection: ranks run random operations, one of them (the victim) gets a fault, and the others must notice.
+/* Fault injection: ranks run random operations, one of them (the victim) gets a fault, and the others must notice. In
+ * some rounds the operations are collectives and messages, in others remote calls.
  *
  *     chaos.c             the command line, the rounds, the summary
  *     chaos_plan.c        what happens in a round: a pure function of the seed and the round's number
@@ -9,6 +10,7 @@
  *     chaos_recovery.c    what survivors do then: shrink the group, also while another one dies, and grow it
  *     chaos_operation.c   the operations of a rank, and their results (chaos_job.h)
  *     chaos_pattern.c     the data: every rank knows the data of all ranks, so each result is known in advance
+ *     chaos_rpc.h         rounds over remote calls
  *
  * The host and the ranks share one page of memory (struct page). Every rank has two lanes, threads that
  * run a sequence of operations each: the first on the world and some groups, the second on a group of its
@@ -88,7 +90,29 @@ struct plan {
     enum after after;
     int second; /* AFTER_LOSS: the rank that dies then, else -1 */
     int64_t second_delay_ns;
+
+    /* Rounds over remote calls. */
+    bool rpc;
+    int serves;    /* the victim dies in the function of this call to it; 0: while it runs a lane */
+    bool graceful; /* the shutdown */
+    bool early;    /* and it does not wait for the lanes of the others */
 };
+
+/* ---- Random numbers ---------------------------------------------------------------------------- */
+
+struct rng {
+    uint64_t state;
+};
+
+/** A number that depends on both. */
+uint64_t mix(uint64_t a, uint64_t b);
+
+/** One of `sides` numbers from 0; true in so many of 100 cases; one of `count`, as often as its weight says. */
+uint64_t draw(struct rng *rng, uint64_t sides);
+bool chance(struct rng *rng, int percent);
+int choose(struct rng *rng, const int *weights, int count);
+
+/* ---- Operations -------------------------------------------------------------------------------- */
 
 enum kind {
     KIND_BROADCAST,
@@ -120,8 +144,8 @@ struct operation {
     bool in_place;
 };
 
-/** What happens in a round. */
-void plan_make(uint64_t seed, int round, bool spaces, struct plan *plan);
+/** What happens in a round; `rpc`: over remote calls. */
+void plan_make(uint64_t seed, int round, bool spaces, bool rpc, struct plan *plan);
 
 /** Operation `index` of a lane. */
 void plan_operation(const struct plan *plan, int lane, int index, struct operation *operation);
@@ -135,9 +159,6 @@ void plan_describe(const struct plan *plan, char *text, size_t room);
 const char *kind_name(enum kind kind);
 const char *fault_name(enum fault fault);
 const char *way_name(enum chaos_way way);
-
-/** A number that depends on both. */
-uint64_t mix(uint64_t a, uint64_t b);
 
 /* ---- The page -------------------------------------------------------------------------------- */
 
@@ -186,6 +207,7 @@ struct rank {
     int broken_at[MAX_GROUPS + 1]; /* the operation */
     struct members rest;           /* of the group that is left */
     int attempt;                   /* that made it */
+    atomic_bool begun;             /* the lanes run */
 
     /* What may happen now, and to which ranks. */
     enum fault fault;
@@ -221,6 +243,13 @@ void run_rest(struct rank *rank, int attempt, int count, bool last);
 
 /** Called by a lane before operation `index`. */
 void rank_at(struct rank *rank, int lane, int index);
+
+/** Called by a function that serves a call; `last`: of run_last(). */
+void rank_serves(struct rank *rank, bool last);
+
+/** How long after the fault, or the begin of the call, every rank must have noticed it; and that it has. */
+int64_t rank_limit_ns(const struct plan *plan);
+void rank_noticed(struct rank *rank, int64_t took);
 
 /** Waits until the victim has aborted its group; other ranks return at once. */
 void rank_await_abort(const struct rank *rank);

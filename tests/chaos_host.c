@@ -3,6 +3,7 @@
  * It sleeps until something changes at the page that it shares with the ranks, and looks at the clock and
  * at its children in between. Nothing outlives it: ranks are killed by the kernel when it dies. */
 #include "chaos_host.h"
+#include "chaos_rpc.h"
 
 #include <errno.h>
 #include <ftw.h>
@@ -143,10 +144,11 @@ static void kill_running(struct host *host, bool stacks)
         host_report(host, "rank %d hangs: %s", r, states[atomic_load(&said->state)]);
         for (int lane = 0; lane < LANES; lane++)
             if (atomic_load(&said->at[lane]) >= 0)
-                host_report(host, "    lane %d at operation %d, %s on group %d, for %.1f s", lane,
+                host_report(host, "    lane %d at operation %d, %s on %s %d, for %.1f s", lane,
                             atomic_load(&said->at[lane]),
-                            kind_name((enum kind)atomic_load(&said->kind[lane])),
-                            atomic_load(&said->group[lane]),
+                            host->plan->rpc ? call_name(atomic_load(&said->kind[lane]))
+                                            : kind_name((enum kind)atomic_load(&said->kind[lane])),
+                            host->plan->rpc ? "worker" : "group", atomic_load(&said->group[lane]),
                             (double)(td__now_ns() - atomic_load(&said->since[lane])) / 1e9);
         if (stacks)
             show_stacks(child->pid);

@@ -27,8 +27,7 @@ static bool names_rank(const char *text, int rank)
     return false;
 }
 
-/* How long after the fault, or the begin of the call, every rank must have returned. */
-static int64_t limit_ns(const struct plan *plan)
+int64_t rank_limit_ns(const struct plan *plan)
 {
     int64_t limit = plan->way == WAY_SHM ? 4 * SECOND : 6 * SECOND;
     if (plan->fault == FAULT_CUT)
@@ -38,7 +37,7 @@ static int64_t limit_ns(const struct plan *plan)
     return limit * slowness();
 }
 
-static void note_detection(struct rank *rank, int64_t took)
+void rank_noticed(struct rank *rank, int64_t took)
 {
     int at = atomic_fetch_add(&rank->report->detections, 1);
     if (at < MAX_DETECTIONS)
@@ -124,9 +123,9 @@ static void judge_failure(struct rank *rank, const struct job *job, td_status st
     job_describe(job, what);
     if (wrong)
         rank_report(rank, "%s: %s: %s: %s", what, wrong, td_status_name(status), message);
-    else if (took > limit_ns(rank->plan))
+    else if (took > rank_limit_ns(rank->plan))
         rank_report(rank, "%s: it was noticed after %.2f s: %s", what, (double)took / 1e9, message);
-    note_detection(rank, took);
+    rank_noticed(rank, took);
 }
 
 /* After a collective on a broken group: the same again, and at once. */

@@ -15,23 +15,18 @@ uint64_t mix(uint64_t a, uint64_t b)
     return z ^ z >> 31;
 }
 
-struct rng {
-    uint64_t state;
-};
-
-static uint64_t draw(struct rng *rng, uint64_t sides)
+uint64_t draw(struct rng *rng, uint64_t sides)
 {
     rng->state = mix(rng->state, 1);
     return (rng->state >> 8) % sides;
 }
 
-static bool chance(struct rng *rng, int percent)
+bool chance(struct rng *rng, int percent)
 {
     return draw(rng, 100) < (uint64_t)percent;
 }
 
-/* One of `count`, as often as its weight says. */
-static int choose(struct rng *rng, const int *weights, int count)
+int choose(struct rng *rng, const int *weights, int count)
 {
     int sum = 0, i = 0;
     for (int k = 0; k < count; k++)
@@ -80,14 +75,27 @@ static void choose_hosts(struct rng *rng, struct plan *plan)
 
 static void choose_fault(struct rng *rng, struct plan *plan, bool spaces)
 {
-    static const int faults[FAULTS] = {
-        [FAULT_KILL] = 50, [FAULT_EARLY] = 7,  [FAULT_LATE] = 7, [FAULT_PAUSE] = 7,
-        [FAULT_STOP] = 7,  [FAULT_LEAVE] = 10, [FAULT_CUT] = 4,  [FAULT_ABORT] = 8};
-    static const int ways[WAYS] = {
-        [WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28, [WAY_BACKEND] = 12};
+    static const int faults[][FAULTS] = {{[FAULT_KILL] = 50,
+                                          [FAULT_EARLY] = 7,
+                                          [FAULT_LATE] = 7,
+                                          [FAULT_PAUSE] = 7,
+                                          [FAULT_STOP] = 7,
+                                          [FAULT_LEAVE] = 10,
+                                          [FAULT_CUT] = 4,
+                                          [FAULT_ABORT] = 8},
+                                         {[FAULT_KILL] = 52,
+                                          [FAULT_EARLY] = 7,
+                                          [FAULT_LATE] = 10,
+                                          [FAULT_PAUSE] = 12,
+                                          [FAULT_STOP] = 5,
+                                          [FAULT_LEAVE] = 10,
+                                          [FAULT_CUT] = 4}};
+    static const int ways[][WAYS] = {
+        {[WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28, [WAY_BACKEND] = 12},
+        {[WAY_SHM] = 40, [WAY_TCP] = 27, [WAY_HOSTS] = 33}};
     static const int64_t delays[] = {0, 20000, 200000, 2000000, 20000000};
-    plan->fault = (enum fault)choose(rng, faults, FAULTS);
-    plan->way = (enum chaos_way)choose(rng, ways, WAYS);
+    plan->fault = (enum fault)choose(rng, faults[plan->rpc], FAULTS);
+    plan->way = (enum chaos_way)choose(rng, ways[plan->rpc], WAYS);
     /* Thrown where it does not count as well, so that a seed means the same rounds everywhere. */
     bool cut = plan->fault == FAULT_CUT, apart = cut || chance(rng, 5);
     if (apart && (cut || spaces))
@@ -131,27 +139,54 @@ static void choose_after(struct rng *rng, struct plan *plan)
     plan->after = after;
 }
 
-void plan_make(uint64_t seed, int round, bool spaces, struct plan *plan)
+static void choose_groups(struct rng *rng, struct plan *plan)
+{
+    plan->groups = 2 + (int)draw(rng, MAX_GROUPS - 1);
+    for (int g = 0; g < plan->groups; g++)
+        choose_members(rng, plan, &plan->group[g]);
+    plan->group[0].size = plan->size;
+    for (int r = 0; r < plan->size; r++)
+        plan->group[0].ranks[r] = r;
+}
+
+static void choose_lanes(struct rng *rng, struct plan *plan)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        plan->count[lane] = 10 + (int)draw(rng, MAX_OPERATIONS - 10);
+        plan->stop_at[lane] = (int)draw(rng, (uint64_t)plan->count[lane]);
+    }
+    if (plan->groups == 2 && chance(rng, 30))
+        plan->count[1] = plan->stop_at[1] = 0; /* no second lane */
+}
+
+static void choose_rpc(struct rng *rng, struct plan *plan)
+{
+    int served = 1 + (int)draw(rng, 30);
+    bool serves = chance(rng, 40), early = chance(rng, 50);
+    plan->second = -1;
+    plan->serves = serves && plan->fault == FAULT_KILL && !plan->by_host ? served : 0;
+    plan->graceful = chance(rng, 60);
+    /* Without the store there is no agreement on the end: each leaves by itself. */
+    bool store_dies = plan->store == STORE_RANK_0 && plan->victim == 0;
+    plan->early = early && plan->graceful && plan->fault != FAULT_STOP && !store_dies;
+}
+
+void plan_make(uint64_t seed, int round, bool spaces, bool rpc, struct plan *plan)
 {
     struct rng rng = {mix(seed, (uint64_t)round)};
-    *plan = (struct plan){.seed = seed, .round = round};
-    plan->size = 2 + (int)draw(&rng, MAX_RANKS - 1);
+    *plan = (struct plan){.seed = seed, .round = round, .rpc = rpc};
+    plan->size = rpc ? 3 + (int)draw(&rng, 4) : 2 + (int)draw(&rng, MAX_RANKS - 1);
     choose_fault(&rng, plan, spaces);
     choose_store(&rng, plan);
     if (plan->way == WAY_HOSTS || plan->way == WAY_SPACES)
         choose_hosts(&rng, plan);
-    plan->groups = 2 + (int)draw(&rng, MAX_GROUPS - 1);
-    for (int g = 0; g < plan->groups; g++)
-        choose_members(&rng, plan, &plan->group[g]);
-    plan->group[0].size = plan->size;
-    for (int r = 0; r < plan->size; r++)
-        plan->group[0].ranks[r] = r;
-    for (int lane = 0; lane < LANES; lane++) {
-        plan->count[lane] = 10 + (int)draw(&rng, MAX_OPERATIONS - 10);
-        plan->stop_at[lane] = (int)draw(&rng, (uint64_t)plan->count[lane]);
+    if (!rpc)
+        choose_groups(&rng, plan);
+    choose_lanes(&rng, plan);
+    if (rpc) {
+        choose_rpc(&rng, plan);
+        return;
     }
-    if (plan->groups == 2 && chance(&rng, 30))
-        plan->count[1] = plan->stop_at[1] = 0; /* no second lane */
     choose_after(&rng, plan);
     do
         plan->aborted_group = (int)draw(&rng, (uint64_t)plan->groups);
@@ -163,7 +198,8 @@ void plan_describe(const struct plan *plan, char *text, size_t room)
     static const char *const ends[ENDS] = {"SIGKILL", "SIGSEGV", "abort", "exit(3)", "_exit(0)"};
     static const char *const stores[] = {"the host's store", "a store of rank 0",
                                          "a store in a file"};
-    int used = snprintf(text, room, "%d ranks over %s", plan->size, way_name(plan->way));
+    int used = snprintf(text, room, "%d %s over %s", plan->size, plan->rpc ? "workers" : "ranks",
+                        way_name(plan->way));
     if (plan->way == WAY_HOSTS || plan->way == WAY_SPACES) {
         used += snprintf(text + used, room - (size_t)used, " on ");
         for (int r = 0; r < plan->size; r++)
@@ -174,8 +210,16 @@ void plan_describe(const struct plan *plan, char *text, size_t room)
     if (plan->fault <= FAULT_LATE)
         used += snprintf(text + used, room - (size_t)used, " (%s by %s)", ends[plan->end],
                          plan->by_host ? "another" : "itself");
-    used += snprintf(text + used, room - (size_t)used, " at operation %d of %d, %d us later",
-                     plan->stop_at[0], plan->count[0], (int)(plan->delay_ns / 1000));
+    if (plan->serves)
+        used += snprintf(text + used, room - (size_t)used, " in call %d to it", plan->serves);
+    else
+        used += snprintf(text + used, room - (size_t)used, " at operation %d of %d",
+                         plan->stop_at[0], plan->count[0]);
+    used += snprintf(text + used, room - (size_t)used, ", %d us later",
+                     (int)(plan->delay_ns / 1000));
+    if (plan->rpc)
+        snprintf(text + used, room - (size_t)used, "; %s shutdown%s",
+                 plan->graceful ? "graceful" : "immediate", plan->early ? ", early" : "");
     if (plan->after == AFTER_LOSS)
         snprintf(text + used, room - (size_t)used, "; the others shrink, rank %d dies",
                  plan->second);

@@ -1,6 +1,6 @@
 /* One rank: starts, runs its lanes, leaves. Where it is the victim and injects the fault itself, a thread does it
  * after the delay of the plan, whatever the rank is doing then. */
-#include "chaos.h"
+#include "chaos_rpc.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -143,7 +143,7 @@ void rank_at(struct rank *rank, int lane, int index)
 {
     enum fault fault = rank->plan->fault;
     if (!is_victim(rank) || lane || index != rank->plan->stop_at[0] || fault == FAULT_EARLY ||
-        fault == FAULT_LATE || fault == FAULT_LEAVE)
+        fault == FAULT_LATE || fault == FAULT_LEAVE || rank->plan->serves)
         return;
     if (rank->plan->by_host) {
         atomic_store(&rank->page->reached, true);
@@ -151,6 +151,17 @@ void rank_at(struct rank *rank, int lane, int index)
     } else {
         inject_self(rank, &rank->page->fault_ns, rank->plan->delay_ns);
     }
+}
+
+void rank_serves(struct rank *rank, bool last)
+{
+    static atomic_int served;
+    static atomic_flag done = ATOMIC_FLAG_INIT;
+    if (!is_victim(rank) || !rank->plan->serves || !atomic_load(&rank->begun))
+        return;
+    if ((last || atomic_fetch_add(&served, 1) + 1 == rank->plan->serves) &&
+        !atomic_flag_test_and_set(&done))
+        inject_self(rank, &rank->page->fault_ns, rank->plan->delay_ns);
 }
 
 static void await_injection(struct rank *rank)
@@ -194,7 +205,7 @@ td_status rank_begin(struct rank *rank)
         options.init_method = url;
     }
     int64_t since = td__now_ns();
-    td_status status = td_init_process_group(&options);
+    td_status status = plan->rpc ? rpc_begin(rank, &options) : td_init_process_group(&options);
     atomic_store(&rank->report->end_of_init, (int)status);
     if (status)
         judge_init(rank, status, since);
@@ -232,13 +243,19 @@ static void *run_one(void *arg)
     bool leaves = is_victim(rank) && plan->fault == FAULT_LEAVE;
     bool doomed = is_victim(rank) && plan->fault != FAULT_PAUSE && plan->fault != FAULT_LATE &&
                   plan->fault != FAULT_ABORT;
-    run_lane(rank, lane->lane, leaves ? plan->stop_at[lane->lane] : plan->count[lane->lane]);
+    int count = leaves ? plan->stop_at[lane->lane] : plan->count[lane->lane];
+    if (plan->rpc)
+        rpc_run_lane(rank, lane->lane, count);
+    else
+        run_lane(rank, lane->lane, count);
     if (doomed && !leaves)
         await_injection(rank);
     if (is_victim(rank) && plan->fault == FAULT_ABORT) /* the abort takes a moment */
         while (!atomic_load(&rank->page->fault_ns))
             td__sleep_ns(1000000);
-    if (!leaves)
+    if (!leaves && plan->rpc)
+        rpc_run_last(rank, lane->lane);
+    else if (!leaves)
         run_last(rank, lane->lane);
     return NULL;
 }
@@ -268,7 +285,7 @@ static void leave(struct rank *rank, const struct holdings *before)
     char left[300];
     int64_t since = td__now_ns(), limit = rank->plan->fault == FAULT_CUT ? CUT_OFF_S : DESTROY_S;
     set_state(rank, STATE_LEAVES);
-    td_status status = td_destroy_process_group();
+    td_status status = rank->plan->rpc ? rpc_leave(rank) : td_destroy_process_group();
     int64_t took = td__now_ns() - since;
     atomic_store(&rank->report->destroy_ns, took);
     if (status)
@@ -294,7 +311,10 @@ static void part(struct rank *rank, const struct holdings *before)
         return;
     }
     set_state(rank, STATE_FINISHED);
-    await_others(rank, STATE_FINISHED);
+    if (!plan->early)
+        await_others(rank, STATE_FINISHED);
+    if (plan->rpc && !plan->early)
+        rpc_check_empty(rank);
     if (is_victim(rank) && plan->fault == FAULT_LATE)
         inject_self(rank, &rank->page->fault_ns, plan->delay_ns / 4);
     leave(rank, before);
@@ -327,9 +347,11 @@ int rank_main(const struct plan *plan, int number, struct page *page, bool again
     if (again) {
         come_back(&rank);
     } else {
-        make_groups(&rank);
+        if (!plan->rpc)
+            make_groups(&rank);
         if (is_victim(&rank) && plan->fault != FAULT_EARLY)
             await_beginning(&rank);
+        atomic_store(&rank.begun, true);
         run_lanes(&rank);
         if (plan->after && !is_victim(&rank))
             recover(&rank);

@@ -143,6 +143,8 @@ bool host_start_rank(struct host *host, int index, bool again)
                           seed,
                           "--round",
                           round,
+                          "--only",
+                          plan->rpc ? "rpc" : "collectives",
                           "--rank",
                           rank,
                           network_is_own() ? "--spaces" : "--no-spaces",
