@@ -6,7 +6,7 @@
  * A row is one kind of call, repeated for about --ms milliseconds, and has the median and the best of its
  * repetitions. The rows that end with _tcp are measured by another pair of workers with TANDEM_TRANSPORT=tcp; beside
  * them, tcp_ping_pong sends 64 bytes there and back between the same two processes over a plain loopback connection,
- * with blocking calls.
+ * with blocking calls. For death, each repetition has two processes of its own.
  *
  * peers/rpc_torch.py does the same, step by step, with torch.distributed.rpc. */
 #include "measure.h"
@@ -21,7 +21,9 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,7 +34,9 @@ enum {
     REFERENCES = 100,
     SILENCE_MS = 50,
     IDLE_MS = 1000,
-    PING = 64, /* bytes */
+    TIMEOUT_MS = 50, /* of timeout_late … */
+    NAP_MS = 150,    /* … and how long its function takes */
+    PING = 64,       /* bytes */
 };
 
 #define ELEMENTS (16 << 20) /* f32: 64 MiB */
@@ -41,6 +45,7 @@ struct bench {
     int64_t time_ns; /* of a row, about */
     bool table;
     bool tcp;
+    bool alone; /* not between the two workers */
     bool pinned;
     int processors[2]; /* of the workers, if pinned */
     const char *const *only;
@@ -98,6 +103,21 @@ static td_value *process(td_rpc_call *call, td_value *const *args, int count)
     return td_value_of(getpid());
 }
 
+static td_value *nap(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    sleep_ms(NAP_MS);
+    return td_value_nil();
+}
+
+static td_value *hold(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)args, (void)count;
+    while (!td_rpc_call_is_cancelled(call))
+        sleep_ms(10);
+    return td_value_nil();
+}
+
 static void *new_counter(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)args, (void)count;
@@ -150,6 +170,8 @@ static void register_all(void)
     bench_check(td_rpc_register("sum(x: tensor)", sum, NULL));
     bench_check(td_rpc_register("same(x: tensor)", same, NULL));
     bench_check(td_rpc_register("process()", process, NULL));
+    bench_check(td_rpc_register("nap()", nap, NULL));
+    bench_check(td_rpc_register("hold()", hold, NULL));
     bench_check(td_rpc_register("ping_port()", ping_port, NULL));
     bench_check(td_rpc_register_class(&counter));
 }
@@ -331,6 +353,95 @@ static int64_t ping_pong(struct bench *bench)
     return td__now_ns() - start;
 }
 
+/* How much later than its timeout a call fails. */
+static int64_t timeout_late(struct bench *bench)
+{
+    TD_SCOPE;
+    (void)bench;
+    int64_t start = td__now_ns();
+    td_value *value = td_rpc_sync("b", "nap", TD_NO_ARGS,
+                                  &(td_rpc_call_options){.timeout_ms = TIMEOUT_MS});
+    int64_t time = td__now_ns() - start;
+    if (value || td_last_status() != TD_ERR_TIMEOUT)
+        bench_die("timeout_late: %s", value ? "the call was answered" : td_last_error());
+    return time - TIMEOUT_MS * INT64_C(1000000);
+}
+
+/* ---- The death of a callee ---------------------------------------------------------------------- */
+
+static void join_pair(int rank, td_store *store)
+{
+    register_all();
+    bench_check(td_init_rpc(rank ? "b" : "a",
+                            &(td_rpc_options){.store = store, .rank = rank, .world_size = 2}));
+}
+
+/* The caller, which has the store: from the SIGKILL to the failure of a call that waits. */
+static int64_t survive(int port_out)
+{
+    TD_SCOPE;
+    td_store *store;
+    bench_check(
+        td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &store));
+    int port = td_tcp_store_port(store);
+    int64_t pid = 0;
+    if (write(port_out, &port, sizeof port) != sizeof port)
+        bench_die("write: %s", strerror(errno));
+    join_pair(0, store);
+    td_future *held = td_rpc_async("b", "hold", TD_NO_ARGS, NULL);
+    bench_check(td_value_int(checked(td_rpc_sync("b", "process", TD_NO_ARGS, NULL)), &pid));
+    int64_t start = td__now_ns();
+    kill((pid_t)pid, SIGKILL);
+    td_value *value = td_future_wait(held, 0);
+    int64_t time = td__now_ns() - start;
+    if (value || td_last_status() != TD_ERR_PEER)
+        bench_die("death: %s", value ? "the call was answered" : td_last_error());
+    bench_check(td_rpc_shutdown(&(td_rpc_shutdown_options){.now = true}));
+    td_store_close(store);
+    return time;
+}
+
+static void die(int port_in)
+{
+    td_store *store;
+    int port;
+    if (read(port_in, &port, sizeof port) != sizeof port)
+        bench_die("read: %s", strerror(errno));
+    bench_check(td_tcp_store_open("127.0.0.1", port, NULL, &store));
+    join_pair(1, store);
+    for (;;)
+        pause();
+}
+
+/* In two processes that are made for it. */
+static int64_t death(struct bench *bench)
+{
+    int ports[2], times[2];
+    int64_t time = 0;
+    (void)bench;
+    if (pipe(ports) || pipe(times))
+        bench_die("pipe: %s", strerror(errno));
+    pid_t callee = fork();
+    if (callee == 0)
+        die(ports[0]);
+    pid_t caller = fork();
+    if (caller == 0) {
+        time = survive(ports[1]);
+        _exit(write(times[1], &time, sizeof time) != sizeof time);
+    }
+    close(times[1]);
+    close(ports[0]);
+    close(ports[1]);
+    if (callee < 0 || caller < 0 || read(times[0], &time, sizeof time) != sizeof time)
+        bench_die("death: no time was measured");
+    close(times[0]);
+    waitpid(callee, NULL, 0);
+    waitpid(caller, NULL, 0);
+    return time;
+}
+
+/* ---- All rows ----------------------------------------------------------------------------------- */
+
 enum unit { US, MS, PER_S };
 
 static const struct row {
@@ -352,10 +463,13 @@ static const struct row {
     {"method", US, call_method, false, 1000},
     {"idle", US, idle, false, 1},
     {"idle_process", US, idle_process, false, 1},
+    {"timeout_late", MS, timeout_late, false, 20},
+    {"death", MS, death, false, 20},
     {"call_tcp", US, call_once, true, 1000},
     {"calls_in_flight_tcp", PER_S, calls_in_flight, true, 5},
     {"there_and_back_tcp", MS, there_and_back, true, 5},
     {"tcp_ping_pong", US, ping_pong, true, 1000},
+    {"death_tcp", MS, death, true, 20},
 };
 
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -367,16 +481,17 @@ static double in_unit(enum unit unit, int64_t ns)
     return unit == US ? (double)ns / 1e3 : unit == MS ? (double)ns / 1e6 : 1e9 / (double)ns;
 }
 
-static void print_row(const struct bench *bench, const struct row *row)
+static void print_row(const struct bench *bench, const struct row *row, const char *suffix,
+                      int64_t median, int64_t best)
 {
     static const char *const units[] = {"us", "ms", "per_s"};
     char what[64];
-    snprintf(what, sizeof what, "%s%s", row->what, bench->pinned ? "_pinned" : "");
+    snprintf(what, sizeof what, "%s%s%s", row->what, suffix, bench->pinned ? "_pinned" : "");
     printf(bench->table ? "%-30s %6s %12.2f %12.2f %9zu\n"
                         : "{\"peer\":\"tandem\",\"what\":\"%s\",\"unit\":\"%s\",\"median\":%.2f,"
                           "\"best\":%.2f,\"repetitions\":%zu}\n",
-           what, units[row->unit], in_unit(row->unit, bench_at(bench->times, bench->count, 0.5)),
-           in_unit(row->unit, bench->times[0]), bench->count);
+           what, units[row->unit], in_unit(row->unit, median), in_unit(row->unit, best),
+           bench->count);
     fflush(stdout);
 }
 
@@ -385,13 +500,13 @@ static bool is_wanted(const struct bench *bench, const struct row *row)
     bool wanted = !bench->only_count;
     for (int i = 0; i < bench->only_count; i++)
         wanted |= !strcmp(bench->only[i], row->what);
-    return wanted && row->tcp == bench->tcp;
+    return wanted && row->tcp == bench->tcp && (row->once == death) == bench->alone;
 }
 
 static void measure(struct bench *bench, const struct row *row)
 {
     int64_t end = td__now_ns() + bench->time_ns / 5;
-    if (row->once != idle && row->once != idle_process)
+    if (row->once != idle && row->once != idle_process && row->once != death)
         do
             row->once(bench);
         while (td__now_ns() < end);
@@ -400,7 +515,10 @@ static void measure(struct bench *bench, const struct row *row)
     while (bench->count < MOST && ((int)bench->count < row->at_least || td__now_ns() < end))
         bench->times[bench->count++] = row->once(bench);
     bench_sort(bench->times, bench->count);
-    print_row(bench, row);
+    int64_t best = bench->times[0], most = bench->times[bench->count - 1];
+    print_row(bench, row, "", bench_at(bench->times, bench->count, 0.5), best);
+    if (row->once == death || row->once == timeout_late) /* of these, the slowest counts */
+        print_row(bench, row, "_slowest", most, most);
 }
 
 static int connect_ping(void)
@@ -418,6 +536,18 @@ static int connect_ping(void)
     return fd;
 }
 
+static void measure_wanted(struct bench *bench)
+{
+    bench->times = malloc(MOST * sizeof *bench->times);
+    if (!bench->times)
+        bench_die("out of memory");
+    memset(bench->times, 1, MOST * sizeof *bench->times); /* faults the pages in */
+    for (int r = 0; r < ROWS; r++)
+        if (is_wanted(bench, &rows[r]))
+            measure(bench, &rows[r]);
+    free(bench->times);
+}
+
 static void measure_all(struct bench *bench)
 {
     int64_t pid = 0;
@@ -425,19 +555,14 @@ static void measure_all(struct bench *bench)
     bench->callee = (pid_t)pid;
     bench->tensor = td_ones(TD_SHAPE(ELEMENTS), TD_F32);
     bench->counter = td_remote("b", "Counter", TD_NO_ARGS, NULL);
-    bench->times = malloc(MOST * sizeof *bench->times);
-    if (!bench->tensor || !bench->counter || !bench->times)
+    if (!bench->tensor || !bench->counter)
         bench_die("%s", td_last_error());
-    memset(bench->times, 1, MOST * sizeof *bench->times); /* faults the pages in */
     bench->ping = bench->tcp ? connect_ping() : -1;
-    for (int r = 0; r < ROWS; r++)
-        if (is_wanted(bench, &rows[r]))
-            measure(bench, &rows[r]);
+    measure_wanted(bench);
     if (bench->ping >= 0)
         close(bench->ping);
     td_rref_release(bench->counter);
     td_tensor_release(bench->tensor);
-    free(bench->times);
 }
 
 static td_status run_worker(int rank, void *arg)
@@ -508,6 +633,9 @@ int main(int argc, char **argv)
             setenv("TANDEM_TRANSPORT", "tcp", 1);
         if (any)
             bench_check(td_spawn(run_worker, &bench, 2, NULL));
+        bench.alone = true;
+        measure_wanted(&bench);
+        bench.alone = false;
     }
     free(only);
     return 0;
