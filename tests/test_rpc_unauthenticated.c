@@ -57,7 +57,7 @@ static void prepare(struct attack *attack)
 {
     struct td__rpc_agent *agent = td__agent_hold();
     CHECK(agent);
-    const struct td__card *target = &agent->endpoint->peers[1];
+    const struct td__card *target = td__peer(agent->endpoint, 1);
     memcpy(attack->address, target->address, sizeof attack->address);
     memcpy(attack->local, target->local, sizeof attack->local);
     memcpy(attack->identity, target->identity, sizeof attack->identity);

@@ -204,7 +204,7 @@ static void send_ready(struct td__rpc_link *link, td__deadline deadline)
 
 td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline)
 {
-    uint8_t hello[TD__HELLO_SIZE];
+    uint8_t hello[TD__LINK_HELLO_SIZE];
     bool local = td__endpoint_host(agent->endpoint, rank) ==
                  td__endpoint_host(agent->endpoint, agent->rank);
     struct td__rpc_link *link = create(agent, rank, fd, local);
@@ -227,16 +227,16 @@ td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadl
 
 td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__deadline deadline)
 {
-    uint8_t hello[TD__HELLO_SIZE];
+    uint8_t hello[TD__LINK_HELLO_SIZE];
     struct td__handshake handshake;
     td__handshake_begin(agent, &handshake, fd);
     int error = td__recv_all(fd, hello, sizeof hello, deadline);
     td__handshake_end(agent, &handshake);
     uint64_t number = td__load_u64(hello + 8), received = td__load_u64(hello + 16);
     uint32_t kind = hello[4], attempt = td__load_u32(hello + 4) >> 8;
-    if (!error && td__load_u32(hello) == TD__HELLO && kind == TD__HELLO_RESUME)
+    if (!error && td__load_u32(hello) == TD__LINK_HELLO && kind == TD__HELLO_RESUME)
         return td__link_accept_resume(agent, rank, fd, number, attempt, received, deadline);
-    if (error || td__load_u32(hello) != TD__HELLO || kind > TD__HELLO_RINGS) {
+    if (error || td__load_u32(hello) != TD__LINK_HELLO || kind > TD__HELLO_RINGS) {
         close(fd);
         return error ? failed(error) : td_fail(TD_ERR_MISMATCH, "the handshake is not valid");
     }

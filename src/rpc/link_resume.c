@@ -28,10 +28,10 @@ enum {
 /* Answers to TD__HELLO_RESUME, with the bytes received after them. */
 enum answer { RESUMED = 1, UNKNOWN, OPENER_RESUMES };
 
-void td__hello_write(uint8_t hello[TD__HELLO_SIZE], enum td__hello kind, uint64_t number,
+void td__hello_write(uint8_t hello[TD__LINK_HELLO_SIZE], enum td__hello kind, uint64_t number,
                      uint32_t attempt, uint64_t received)
 {
-    td__store_u32(hello, TD__HELLO);
+    td__store_u32(hello, TD__LINK_HELLO);
     td__store_u32(hello + 4, kind | attempt << 8);
     td__store_u64(hello + 8, number);
     td__store_u64(hello + 16, received);
@@ -128,7 +128,7 @@ static td_status failed(int error)
 static td_status ask(struct td__rpc_link *link, int fd, td__deadline deadline, enum answer *answer,
                      uint64_t *received)
 {
-    uint8_t hello[TD__HELLO_SIZE], bytes[ANSWER_SIZE];
+    uint8_t hello[TD__LINK_HELLO_SIZE], bytes[ANSWER_SIZE];
     if (link->opener)
         link->attempts++;
     td__hello_write(hello, TD__HELLO_RESUME, link->number, link->opener ? link->attempts : 0,

@@ -99,9 +99,9 @@ bool td__link_read(struct td__rpc_link *link);
 bool td__link_drain(struct td__rpc_link *link);
 
 /* A handshake begins with HELLO: what it is for, the number of the link, and the bytes that were received before. */
-enum { TD__HELLO = 0x63707274, TD__HELLO_SIZE = 24 };
+enum { TD__LINK_HELLO = 0x63707274, TD__LINK_HELLO_SIZE = 24 };
 enum td__hello { TD__HELLO_SOCKET, TD__HELLO_RINGS, TD__HELLO_RESUME };
-void td__hello_write(uint8_t hello[TD__HELLO_SIZE], enum td__hello kind, uint64_t number,
+void td__hello_write(uint8_t hello[TD__LINK_HELLO_SIZE], enum td__hello kind, uint64_t number,
                      uint32_t attempt, uint64_t received);
 
 /** A handshake that is under way, so that the end of the agent cancels it. */
