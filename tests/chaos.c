@@ -21,7 +21,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum { SHORT_ROUNDS = 60, SHORT_RPC_ROUNDS = 18, LONG_ROUNDS = 1000, MOST_TIMES = 200000 };
+enum { SHORT_ROUNDS = 60, SHORT_RPC_ROUNDS = 14, LONG_ROUNDS = 1000, MOST_TIMES = 200000 };
 
 struct summary {
     int rounds, failed, skipped, injected;

@@ -71,14 +71,21 @@ static td_value *waits_later(td_rpc_call *call, td_value *const *args, int count
                                  &(td_node_spec){.inputs = {x}, .input_count = 1}));
 }
 
+static int count_contexts(void)
+{
+    struct td__rpc_agent *agent = td__agent_hold();
+    pthread_mutex_lock(&agent->context_lock);
+    int count = (int)agent->contexts.size;
+    pthread_mutex_unlock(&agent->context_lock);
+    td__agent_leave(agent);
+    return count;
+}
+
 /* The contexts, the tensors that are lent, and the references on this worker. */
 static int count_left(void)
 {
     struct td__rpc_agent *agent = td__agent_hold();
-    int left = td__rpc_lease_count(agent);
-    pthread_mutex_lock(&agent->context_lock);
-    left += (int)agent->contexts.size;
-    pthread_mutex_unlock(&agent->context_lock);
+    int left = td__rpc_lease_count(agent) + count_contexts();
     pthread_mutex_lock(&agent->rref_lock);
     left += (int)agent->rref_entries.size + (int)agent->rref_children.size;
     pthread_mutex_unlock(&agent->rref_lock);
@@ -196,11 +203,8 @@ RANKS(a_worker_between_dies, .ranks = 3, .may_die = 1 << 1)
     td_test_barrier();
     if (td_test_rank() == 1)
         raise(SIGKILL);
-    if (td_test_rank() == 2) {
-        struct td__rpc_agent *agent = td__agent_hold();
-        CHECK_SOON(agent->contexts.size == 1); /* its own */
-        td__agent_leave(agent);
-    }
+    if (td_test_rank() == 2)
+        CHECK_SOON(count_contexts() == 1); /* its own */
     CHECK_OK(td_rpc_shutdown(NULL));
 }
 

@@ -518,6 +518,14 @@ RANKS(a_user_dies, .ranks = 3, .may_die = 1 << 1)
     CHECK_OK(td_rpc_shutdown(NULL));
 }
 
+static bool has_no_forks(struct td__rpc_agent *agent, int rank)
+{
+    pthread_mutex_lock(&agent->rref_lock);
+    bool ended = agent->workers[rank]->forks_ended;
+    pthread_mutex_unlock(&agent->rref_lock);
+    return ended;
+}
+
 /* A worker has died, and its last messages are served after that: no value is waited for that it was to make. */
 RANKS(late_messages_of_a_dead_worker, .ranks = 2, .may_die = 1 << 1)
 {
@@ -531,7 +539,7 @@ RANKS(late_messages_of_a_dead_worker, .ranks = 2, .may_die = 1 << 1)
         TD_SCOPE;
         CHECK_SOON(!td_rpc_sync("w1", "echo", TD_ARGS(1), NULL));
         struct td__rpc_agent *agent = td__agent_hold();
-        CHECK_SOON(agent->workers[1]->forks_ended);
+        CHECK_SOON(has_no_forks(agent, 1));
         CHECK_OK(td__rref_fork_delete(agent, id, FORK, 1));
         CHECK_EQ(boxes_entries(), 0);
         td_future *value = td__rref_use(agent, id);
