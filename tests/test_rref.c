@@ -530,7 +530,7 @@ static bool has_no_forks(struct td__rpc_agent *agent, int rank)
 RANKS(late_messages_of_a_dead_worker, .ranks = 2, .may_die = 1 << 1)
 {
     enum { FORK = 12 };
-    const uint64_t id = UINT64_C(1) << 48 | 77; /* of rank 1 */
+    const uint64_t id = UINT64_C(1) << TD__ID_RANK_SHIFT | 77; /* of rank 1 */
     boxes_begin();
     td_test_barrier();
     if (td_test_rank() == 1)

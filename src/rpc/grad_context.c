@@ -249,7 +249,8 @@ td_status td__context_send(struct td__message *message, struct td__message_heade
 static void add_caller(struct td__rpc_agent *agent, struct td__grad_context *context, int rank)
 {
     pthread_mutex_lock(&context->lock);
-    td__rank_set_add(&context->callers, rank); /* without memory, the context ends with its worker */
+    td__rank_set_add(&context->callers,
+                     rank); /* without memory, the context ends with its worker */
     pthread_mutex_unlock(&context->lock);
     pthread_mutex_lock(&agent->lock);
     bool gone = td__worker(agent, rank)->gone;

@@ -183,12 +183,15 @@ static td_status accept_rings(struct td__rpc_link *link, td__deadline deadline)
 }
 
 /* The last byte of the handshake: the other worker has the link, and knows its number. If the byte is lost, the opener
- * has no link; what the other worker has sent over it until then is sent over the next one (td__agent_link_ended()). A
- * byte that is to wake this worker does as well. */
+ * has no link; what the other worker has sent over it until then is sent over the next one (td__agent_link_ended()).
+ * Over rings it sends nothing before the opener has the link: its ring is full until then. A byte that is to wake this
+ * worker does as well. */
 static td_status await_ready(struct td__rpc_link *link, td__deadline deadline)
 {
     uint8_t ready;
     int error = td__recv_all(link->fd, &ready, 1, deadline);
+    if (!error && link->local && td__byte_ring_consume(&link->rings.in, 0))
+        td__io_ring(link);
     return error ? failed(error) : TD_OK;
 }
 
@@ -197,7 +200,7 @@ static void send_ready(struct td__rpc_link *link, td__deadline deadline)
     pthread_mutex_lock(&link->write_lock);
     if (!link->stopped)                           /* and not over the next socket */
         td__send_all(link->fd, "r", 1, deadline); /* the thread that leads notices a failure */
-    link->unready = false;
+    link->unready &= link->local;
     pthread_mutex_unlock(&link->write_lock);
     td__link_flush(link);
 }
@@ -250,6 +253,8 @@ td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__dea
     td_status status = link->local ? accept_rings(link, deadline) : TD_OK;
     td__handshake_end(agent, &handshake);
     link->unready = true;
+    if (!status && link->local)
+        td__byte_ring_await_room(&link->rings.out);
     td__link_retain(link);
     if (!(status = finish(link, status)))
         send_ready(link, deadline);
@@ -304,8 +309,10 @@ static bool write_socket(struct td__rpc_link *link, struct td__message *message)
  * leads finds out by reading. */
 static bool write_message(struct td__rpc_link *link, struct td__message *message)
 {
-    if (link->local)
-        return write_ring(link, message);
+    if (link->local) {
+        link->unready = link->unready && !td__byte_ring_has_room(&link->rings.out);
+        return link->unready || write_ring(link, message);
+    }
     if (!link->stopped && !link->unready && !write_socket(link, message)) {
         link->stopped = true;
         shutdown(link->fd, SHUT_RDWR);

@@ -84,17 +84,18 @@ static bool rewind_to(struct td__rpc_link *link, uint64_t bytes)
 }
 
 /* The opener does not know the link: its handshake has failed. */
-struct td__message *td__link_take_unsent(struct td__rpc_link *link)
+bool td__link_take_unsent(struct td__rpc_link *link, struct td__message **all)
 {
-    struct td__message *all = NULL;
-    if (!link->opener && !link->local && !link->received && rewind_to(link, 0)) {
-        pthread_mutex_lock(&link->write_lock);
-        all = link->first;
+    bool none = !link->opener && !link->local && !link->received && rewind_to(link, 0);
+    pthread_mutex_lock(&link->write_lock);
+    none |= !link->opener && link->local && link->unready;
+    *all = none ? link->first : NULL;
+    if (none) {
         link->first = NULL;
         link->last = &link->first;
-        pthread_mutex_unlock(&link->write_lock);
     }
-    return all;
+    pthread_mutex_unlock(&link->write_lock);
+    return none;
 }
 
 /* ---- The handshake --------------------------------------------------------------------------- */

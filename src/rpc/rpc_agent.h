@@ -124,8 +124,8 @@ void td__link_acked(struct td__rpc_link *link, uint64_t bytes);
  *  the other worker does not know the link. */
 td_status td__link_resume(struct td__rpc_link *link, td__deadline deadline);
 
-/** Takes the messages out of a link that has ended, and over which the other worker has received nothing. */
-struct td__message *td__link_take_unsent(struct td__rpc_link *link);
+/** Takes the messages out of a link that has ended, if the other worker has received nothing over it; or false. */
+bool td__link_take_unsent(struct td__rpc_link *link, struct td__message **messages);
 
 /** The other worker wants to do that: the handshake on `fd`, which it owns, after its first bytes. */
 td_status td__link_accept_resume(struct td__rpc_agent *agent, int rank, int fd, uint64_t number,
@@ -524,11 +524,12 @@ td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future
 
 /** An id that no other reference, fork, context or message has; and the rank that has made it. */
 uint64_t td__rref_new_id(struct td__rpc_agent *agent);
+enum { TD__ID_RANK_SHIFT = 44 };
 static inline int td__id_rank(uint64_t id)
 {
-    return (int)(id >> 44);
+    return (int)(id >> TD__ID_RANK_SHIFT);
 }
-_Static_assert(TD__MAX_RANKS <= 1 << 20, "ranks fit into ids");
+_Static_assert(TD__MAX_RANKS <= 1 << (64 - TD__ID_RANK_SHIFT), "ranks fit into ids");
 
 /* ---- rref.c ---------------------------------------------------------------------------------- */
 

@@ -32,7 +32,7 @@ struct child { /* of a fork that this worker has passed on, until its ACCEPTED *
 
 uint64_t td__rref_new_id(struct td__rpc_agent *agent)
 {
-    return (uint64_t)agent->rank << 44 | (atomic_fetch_add(&agent->last_id, 1) + 1);
+    return (uint64_t)agent->rank << TD__ID_RANK_SHIFT | (atomic_fetch_add(&agent->last_id, 1) + 1);
 }
 
 /* ---- Handles --------------------------------------------------------------------------------- */

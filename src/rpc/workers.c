@@ -476,7 +476,10 @@ void td__agent_link_ended(struct td__rpc_link *link)
     pthread_mutex_lock(&link->write_lock);
     link->closed = true;
     pthread_mutex_unlock(&link->write_lock);
-    for (struct td__message *message = td__link_take_unsent(link), *next; message; message = next) {
+    struct td__message *message, *next;
+    if (td__link_take_unsent(link, &message))
+        links = UINT_MAX; /* no call is lost */
+    for (; message; message = next) {
         next = message->next;
         message->next = NULL;
         td__agent_send(agent, link->rank, message);
