@@ -3,7 +3,7 @@
  * ranks, which makes a world once. */
 #include "collective_cases.h"
 
-#include "reduce/copy.h"
+#include "base/copy.h"
 #include "shm/shm_comm.h"
 #include "reduction_reference.h"
 #include "runner.h"

@@ -1,5 +1,5 @@
 /* Copies through the caches and past them: every alignment, sizes around every change of method. */
-#include "reduce/copy.h"
+#include "base/copy.h"
 #include "guarded_memory.h"
 #include "reduction_reference.h"
 #include "runner.h"

@@ -13,7 +13,7 @@
 
 #include "base/auth.h"
 #include "base/fail.h"
-#include "reduce/copy.h"
+#include "base/copy.h"
 
 #include <errno.h>
 #include <sys/uio.h>

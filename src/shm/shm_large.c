@@ -25,7 +25,7 @@
 
 #include "base/arena.h"
 #include "base/fail.h"
-#include "reduce/copy.h"
+#include "base/copy.h"
 #include "reduce/reduce_method.h"
 
 #include <string.h>

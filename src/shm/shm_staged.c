@@ -13,7 +13,7 @@
 #include "shm/shm_comm.h"
 
 #include "base/fail.h"
-#include "reduce/copy.h"
+#include "base/copy.h"
 
 #include <string.h>
 

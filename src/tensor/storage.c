@@ -1,6 +1,7 @@
 /* Storages: reference-counted memory of a device. One function pointer frees it, so that memory of malloc(), of
  * td_alloc() and of the user is handled alike. Memory that is lent has a lease, which takes it over when the
  * storage moves away from it or ends. */
+#include "base/copy.h"
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 
@@ -161,7 +162,7 @@ void td__lease_return(struct td__lease *lease)
 static td_status copy_bytes(struct td__device *device, void *to, const void *from, size_t bytes)
 {
     if (device->kind->is_host_memory) {
-        memcpy(to, from, bytes);
+        td__copy_bytes(to, from, bytes, bytes > td__cache_bytes(3) / 4);
         return TD_OK;
     }
     void *host = malloc(bytes);

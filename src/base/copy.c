@@ -1,6 +1,6 @@
 /* Copies; see copy.h. An ordinary store reads the line first. memcpy() avoids that only for single copies of
  * many megabytes; a collective moves as much in smaller ones. */
-#include "reduce/copy.h"
+#include "base/copy.h"
 
 #include "base/text.h"
 

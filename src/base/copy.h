@@ -1,6 +1,6 @@
 /* Copies of buffers, with ordinary or non-temporal stores. */
-#ifndef TD_REDUCE_COPY_H
-#define TD_REDUCE_COPY_H
+#ifndef TD_BASE_COPY_H
+#define TD_BASE_COPY_H
 
 #include <stdbool.h>
 #include <stddef.h>
