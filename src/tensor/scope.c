@@ -4,8 +4,8 @@
  *     held    a b c d e f g
  *     marks   0   2     5          three scopes: a b, c d e, f g
  *
- * Ending a scope also ends scopes inside it that were not ended (left by longjmp). A thread's stacks are
- * freed with its outermost scope. */
+ * Ending a scope also ends scopes inside it that were not ended (left by longjmp). Stacks that have grown are
+ * freed with the thread's outermost scope; a few objects cost no allocation. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 
@@ -17,29 +17,51 @@ struct held {
     td__release_fn release;
 };
 
+enum { FIRST_HELD = 12, FIRST_MARKS = 4 };
+
 static _Thread_local struct {
     struct held *held;
     size_t count, capacity;
     size_t *marks;
     size_t depth, mark_capacity;
+    struct held first_held[FIRST_HELD];
+    size_t first_marks[FIRST_MARKS];
 } scopes;
 
-static bool grow(void **list, size_t *capacity, size_t element)
+/* `first` is the memory before the first allocation. */
+static bool grow(void **list, size_t *capacity, size_t element, const void *first)
 {
-    size_t larger = *capacity ? *capacity * 2 : 64;
-    void *new = realloc(*list, larger * element);
+    size_t larger = *capacity * 2 < 64 ? 64 : *capacity * 2;
+    void *new = realloc(*list == first ? NULL : *list, larger * element);
     if (!new)
         return false;
+    if (*list == first)
+        memcpy(new, first, *capacity * element);
     *list = new;
     *capacity = larger;
     return true;
 }
 
+/* Before the outermost scope begins, and after it has ended. */
+static void reset(void)
+{
+    if (scopes.held != scopes.first_held)
+        free(scopes.held);
+    if (scopes.marks != scopes.first_marks)
+        free(scopes.marks);
+    scopes.held = scopes.first_held;
+    scopes.marks = scopes.first_marks;
+    scopes.capacity = FIRST_HELD;
+    scopes.mark_capacity = FIRST_MARKS;
+}
+
 td_scope td_scope_begin(void)
 {
     td_scope scope = {.depth = scopes.depth + 1};
-    if (scopes.depth == scopes.mark_capacity &&
-        !grow((void **)&scopes.marks, &scopes.mark_capacity, sizeof scopes.marks[0]))
+    if (!scopes.held)
+        reset();
+    if (scopes.depth == scopes.mark_capacity && !grow((void **)&scopes.marks, &scopes.mark_capacity,
+                                                      sizeof scopes.marks[0], scopes.first_marks))
         return (td_scope){0}; /* results then belong to the enclosing scope */
     scopes.marks[scopes.depth++] = scopes.count;
     return scope;
@@ -58,18 +80,15 @@ void td_scope_end(td_scope *scope)
         scopes.depth--;
     }
     scope->depth = 0;
-    if (scopes.depth == 0) {
-        free(scopes.held);
-        free(scopes.marks);
-        memset(&scopes, 0, sizeof scopes);
-    }
+    if (scopes.depth == 0)
+        reset();
 }
 
 /* Inserts the object into the stack at `index`. */
 static void *hold(void *object, td__release_fn release, size_t index)
 {
     if (scopes.count == scopes.capacity &&
-        !grow((void **)&scopes.held, &scopes.capacity, sizeof scopes.held[0])) {
+        !grow((void **)&scopes.held, &scopes.capacity, sizeof scopes.held[0], scopes.first_held)) {
         release(object);
         td__fail_nomem("td_scope");
         return NULL;
