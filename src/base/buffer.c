@@ -30,7 +30,8 @@ void td_bytes_free(td_bytes *bytes)
 
 void td__buffer_free(struct td__buffer *buffer)
 {
-    free(buffer->data);
+    if (!buffer->borrowed)
+        free(buffer->data);
     *buffer = (struct td__buffer){0};
 }
 
@@ -46,11 +47,14 @@ bool td__buffer_reserve(struct td__buffer *buffer, size_t more)
     size_t capacity = buffer->capacity ? buffer->capacity * 2 : 64;
     if (capacity < needed)
         capacity = needed;
-    uint8_t *data = realloc(buffer->data, capacity);
+    uint8_t *data = realloc(buffer->borrowed ? NULL : buffer->data, capacity);
     if (!data) {
         buffer->failed = true;
         return false;
     }
+    if (buffer->borrowed)
+        memcpy(data, buffer->data, buffer->size);
+    buffer->borrowed = false;
     buffer->data = data;
     buffer->capacity = capacity;
     return true;

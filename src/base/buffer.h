@@ -14,6 +14,8 @@ struct td__buffer {
     size_t size;
     size_t capacity;
     bool failed;
+    bool
+        borrowed; /* `data` is the caller's memory: it is used as long as it suffices, and not freed */
 };
 
 void td__buffer_free(struct td__buffer *buffer);

@@ -232,7 +232,7 @@ void td__rpc_give_back(struct td__rpc_agent *agent, int from, uint64_t number)
     struct td__message *message = td__message_create(agent, from, false);
     if (!message)
         return; /* the memory stays lent until this worker ends */
-    td__buffer_put_u64(&message->body, number);
+    td__buffer_put_u64(&message->bytes, number);
     if (td__message_seal(message, &header, SIZE_MAX))
         td__message_free(message);
     else

@@ -107,17 +107,19 @@ static size_t layout_bytes(const struct td__layout *layout)
 
 struct td__message *td__message_create(struct td__rpc_agent *agent, int to, bool lend)
 {
-    struct td__message *message = calloc(1, sizeof *message);
+    struct td__message *message = malloc(sizeof *message);
     if (!message) {
         td__fail_nomem("rpc");
         return NULL;
     }
+    memset(message, 0, offsetof(struct td__message, small));
     message->agent = agent;
     message->to = to;
     message->lends = lend;
-    static const uint8_t no_header[TD__HEADER_SIZE];
-    td__buffer_reserve(&message->bytes, 256);
-    td__buffer_put(&message->bytes, no_header, sizeof no_header);
+    message->bytes = (struct td__buffer){.data = message->small,
+                                         .size = TD__HEADER_SIZE,
+                                         .capacity = sizeof message->small,
+                                         .borrowed = true};
     return message;
 }
 
@@ -141,7 +143,7 @@ void td__message_free(struct td__message *message)
     free(message->tensors);
     free(message->rrefs);
     td__buffer_free(&message->bytes);
-    td__buffer_free(&message->body);
+    td__buffer_free(&message->record_bytes);
     free(message);
 }
 
@@ -175,7 +177,6 @@ static td_status keep_recorded(struct td__message *message, td_tensor *tensor)
     return TD_OK;
 }
 
-/* The record of the tensor goes into `bytes`, right behind the header: all records come before the body. */
 static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
 {
     struct td__message *message = arg;
@@ -208,7 +209,7 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
         td_tensor_release(kept);
         outgoing = (struct td__outgoing_tensor){.lease = record.lease};
     }
-    put_record(&message->bytes, &record);
+    put_record(&message->record_bytes, &record);
     *number = message->count;
     message->tensors[message->count++] = outgoing;
     return TD_OK;
@@ -236,18 +237,31 @@ static const td__codec_fns outgoing_fns = {.put_tensor = put_tensor, .put_rref =
 
 td_status td__message_put(struct td__message *message, const td_value *value)
 {
-    return td__encode(value, &outgoing_fns, message, &message->body);
+    return td__encode(value, &outgoing_fns, message, &message->bytes);
+}
+
+/* Puts the records between the header and the body. */
+static void insert_records(struct td__message *message)
+{
+    size_t size = message->record_bytes.size, body = message->bytes.size - TD__HEADER_SIZE;
+    if (size && td__buffer_reserve(&message->bytes, size)) {
+        uint8_t *at = message->bytes.data + TD__HEADER_SIZE;
+        memmove(at + size, at, body);
+        memcpy(at, message->record_bytes.data, size);
+        message->bytes.size += size;
+    }
+    td__buffer_free(&message->record_bytes);
 }
 
 td_status td__message_seal(struct td__message *message, struct td__message_header *header,
                            size_t max)
 {
     for (uint32_t i = 0; i < message->rref_count; i++) {
-        td__buffer_put_u64(&message->bytes, message->rrefs[i].id);
-        td__buffer_put_u64(&message->bytes, message->rrefs[i].fork);
-        td__buffer_put_u32(&message->bytes, (uint32_t)message->rrefs[i].owner);
+        td__buffer_put_u64(&message->record_bytes, message->rrefs[i].id);
+        td__buffer_put_u64(&message->record_bytes, message->rrefs[i].fork);
+        td__buffer_put_u32(&message->record_bytes, (uint32_t)message->rrefs[i].owner);
     }
-    size_t records = message->bytes.size - TD__HEADER_SIZE, body = message->body.size;
+    size_t records = message->record_bytes.size, body = message->bytes.size - TD__HEADER_SIZE;
     if (header->context)
         TD_TRY(td__context_send(message, header));
     if (records + body > max || records + body > UINT32_MAX)
@@ -255,10 +269,10 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
                        "the values of a call have %zu bytes without their tensors; the limit is "
                        "%zu (td_rpc_options.max_message)",
                        records + body, max);
-    td__buffer_put(&message->bytes, message->body.data, body);
-    if (message->bytes.failed || message->body.failed)
+    bool whole = !message->record_bytes.failed;
+    insert_records(message);
+    if (!whole || message->bytes.failed)
         return td__fail_nomem("rpc");
-    td__buffer_free(&message->body);
     header->tensors = message->count;
     header->rrefs = message->rref_count;
     header->records = (uint32_t)records;

@@ -19,6 +19,7 @@
 
 enum {
     TD__HEADER_SIZE = 56,
+    TD__SMALL_MESSAGE = 256,
     TD__LEND_FROM = 4096,
     TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24,
     TD__RREF_RECORD_SIZE = 20,
@@ -78,8 +79,8 @@ struct td__rref_record {
 /** A message that is sent, or waits for that. */
 struct td__message {
     struct td__message *next;
-    struct td__buffer bytes; /* header, records and body */
-    struct td__buffer body;  /* while it is made */
+    struct td__buffer bytes; /* header and body; once it is sealed, header, records and body */
+    struct td__buffer record_bytes; /* while it is made */
     struct td__rpc_agent *agent;
     int to;         /* the receiver's rank */
     bool lends;     /* it is on this host */
@@ -91,9 +92,10 @@ struct td__message {
     int recorded_count;
     struct td__rref_record *rrefs;
     uint32_t rref_count, rref_capacity;
-    uint64_t start; /* bytes of the link before it */
-    size_t written; /* bytes that are in the link, of all */
-    size_t size;    /* of all */
+    uint64_t start;                   /* bytes of the link before it */
+    size_t written;                   /* bytes that are in the link, of all */
+    size_t size;                      /* of all */
+    uint8_t small[TD__SMALL_MESSAGE]; /* the first memory of `bytes` */
 };
 
 /** Makes an empty message for the worker `to`; `lend`: tensors may be lent to it. */

@@ -267,14 +267,14 @@ static td_status check_call(const char *call, const char *function, const td_val
 static td_status put_call(struct td__message *message, const char *function, const td_value *args,
                           const td_value *kwargs)
 {
-    td__buffer_put_string(&message->body, function, strlen(function));
-    size_t at = message->body.size;
-    td__buffer_put_u32(&message->body, 0);
+    td__buffer_put_string(&message->bytes, function, strlen(function));
+    size_t at = message->bytes.size;
+    td__buffer_put_u32(&message->bytes, 0);
     if (args->count)
         TD_TRY(td__message_put(message, args));
-    if (message->body.failed)
+    if (message->bytes.failed)
         return td__fail_nomem("rpc");
-    td__store_u32(message->body.data + at, (uint32_t)(message->body.size - at - 4));
+    td__store_u32(message->bytes.data + at, (uint32_t)(message->bytes.size - at - 4));
     return kwargs ? td__message_put(message, kwargs) : TD_OK;
 }
 

@@ -98,8 +98,8 @@ static void answer_error(struct td_rpc_call *call, td_status status, const char 
     struct td__message *message = td__message_create(agent, call->from, false);
     if (!message)
         return;
-    td__buffer_put_u32(&message->body, (uint32_t)status);
-    td__buffer_put_string(&message->body, text, strlen(text));
+    td__buffer_put_u32(&message->bytes, (uint32_t)status);
+    td__buffer_put_string(&message->bytes, text, strlen(text));
     if (td__message_seal(message, &header, SIZE_MAX))
         td__message_free(message);
     else
