@@ -23,12 +23,14 @@
 #include "rpc/rpc_agent.h"
 
 #include <errno.h>
+#include <linux/membarrier.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -36,7 +38,9 @@ enum {
     TICK_NS = 200000,
     WAIT_NS =
         200000, /* a thread that waits for a future yields until then: longer than it takes to wake the callee */
+    HOLD_NS = 10000,  /* answers are published after that */
     LONG_NS = 100000, /* a function that runs for longer does so beside the thread that leads */
+    POLLS = 4,        /* between two looks at the clock */
     EVENTS = 16,
     THREADS_AT_ONCE = 16,
 };
@@ -58,7 +62,13 @@ static uint64_t this_thread(void)
     return own << 1;
 }
 
-/* Between a write that another process reads, and a read of what it writes. */
+/* ---- Before an agent sleeps --------------------------------------------------------------------
+ *
+ * A worker writes to a ring, and reads `awake`; an agent sets `awake` to 0, and reads the ring. One of them must see what
+ * the other wrote. The first does so for every message, where a fence would wait until the written lines have come from
+ * the other processor's cache. So the second, which does it seldom, makes all processors pass a fence (membarrier(2)).
+ * Where the kernel does not, both sides have a fence. */
+
 static void fence(void)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -70,6 +80,39 @@ static void fence(void)
 }
 
 _Thread_local bool td__io_must_not_wait;
+
+static bool barrier_command(int command)
+{
+#if defined(__SANITIZE_THREAD__)
+    (void)command;
+    return false;
+#else
+    return !syscall(SYS_membarrier, command, 0, 0);
+#endif
+}
+
+static void register_for_barriers(struct td__rpc_agent *agent)
+{
+    agent->ordered = barrier_command(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+    atomic_store(&agent->control->barriers, agent->ordered);
+}
+
+/* Between a write to a ring and a read of the other worker's `awake`. */
+static void fence_after_write(const struct td__rpc_link *link)
+{
+    if (link->agent->ordered &&
+        atomic_load_explicit(&link->control->barriers, memory_order_relaxed))
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        fence();
+}
+
+/* Between a write of `awake` and a read of the rings. False if it failed. */
+static bool fence_before_sleep(const struct td__rpc_agent *agent)
+{
+    fence();
+    return !agent->ordered || barrier_command(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+}
 
 /* ---- The timer ------------------------------------------------------------------------------- */
 
@@ -107,7 +150,8 @@ static bool take_lead(struct td__rpc_agent *agent, bool take_over)
         return false;
     atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
     if (!held) {
-        atomic_store(&agent->control->awake, 1); /* before `ticking` is read */
+        if (!atomic_load_explicit(&agent->control->awake, memory_order_relaxed))
+            atomic_store(&agent->control->awake, 1); /* before `ticking` is read */
         watch_sockets(agent, false);
     }
     return true;
@@ -198,7 +242,8 @@ static bool poll_all(struct td__rpc_agent *agent)
             atomic_store(&link->hup, false);
         if (hup || (link->local && td__byte_ring_has_bytes(&link->rings.in)))
             found |= td__link_read(link);
-        if (atomic_load_explicit(&link->blocked, memory_order_relaxed) && link->local)
+        if (link->local && (atomic_load_explicit(&link->blocked, memory_order_relaxed) ||
+                            atomic_load_explicit(&link->held_back, memory_order_relaxed)))
             found |= td__link_flush(link);
         if (hup && link->local)
             link->broken = true; /* after its last bytes */
@@ -243,8 +288,7 @@ static bool go_to_sleep(struct td__rpc_agent *agent)
     atomic_store(&agent->missed, false);
     atomic_store(&agent->control->rung, 0);
     atomic_store(&agent->control->awake, 0);
-    fence();
-    if (has_news(agent)) {
+    if (!fence_before_sleep(agent) || has_news(agent)) {
         atomic_store(&agent->control->awake, 1);
         return false;
     }
@@ -269,6 +313,15 @@ static bool shares_processor(struct td__rpc_agent *agent)
     /* Of a worker behind a socket this is not known. A poll is a system call there, a yield costs little beside it. */
     return agent->oversubscribed ||
            atomic_load_explicit(&agent->socket_links, memory_order_relaxed);
+}
+
+/* After a poll without success: false if the thread should sleep. The clock costs more than a poll. */
+static bool poll_again(struct td__rpc_agent *agent, struct td__backoff *backoff, unsigned *polls)
+{
+    if (++*polls % POLLS == 0 && !td__backoff(backoff, shares_processor(agent)))
+        return false;
+    td__pause_processor();
+    return true;
 }
 
 /* ---- Threads --------------------------------------------------------------------------------- */
@@ -299,67 +352,104 @@ static int *count_of(struct td__rpc_agent *agent, const struct td_rpc_call *call
     return call->task ? &agent->waiting : &agent->running;
 }
 
-static struct td_rpc_call *pop(struct td__rpc_agent *agent)
+/* A call that has run, and its thread's count. */
+struct ended {
+    int *count;               /* NULL: none */
+    struct td_rpc_call *call; /* to be freed; or NULL */
+};
+
+/* With run_lock held; `queued` changes only then. */
+static void count_queued(struct td__rpc_agent *agent, int change)
 {
-    if (!atomic_load_explicit(&agent->queued, memory_order_relaxed))
+    int queued = atomic_load_explicit(&agent->queued, memory_order_relaxed);
+    atomic_store_explicit(&agent->queued, queued + change, memory_order_release);
+}
+
+/* Ends a call that has run, and takes the next one, unless it is to `stop`. */
+static struct td_rpc_call *next_call(struct td__rpc_agent *agent, struct ended *ended, bool stop)
+{
+    if (!ended->count && !atomic_load_explicit(&agent->queued, memory_order_relaxed))
         return NULL;
     pthread_mutex_lock(&agent->run_lock);
-    struct td_rpc_call *call = agent->queue;
+    if (ended->count)
+        *ended->count -= 1;
+    if (ended->call)
+        td__serve_remove(ended->call);
+    struct td_rpc_call *call = stop ? NULL : agent->queue;
     if (call && !call->task && agent->running >= agent->threads)
         call = NULL;
     if (call) {
         agent->queue = call->next;
         if (!agent->queue)
             agent->queue_last = &agent->queue;
-        atomic_fetch_sub(&agent->queued, 1);
+        count_queued(agent, -1);
+        call->more = agent->queue && !agent->queue->task && agent->queue->link == call->link;
         *count_of(agent, call) += 1;
         ensure_thread(agent);
     }
     pthread_mutex_unlock(&agent->run_lock);
+    if (ended->call)
+        td__serve_free(ended->call);
+    *ended = (struct ended){0};
     return call;
 }
 
-static void run(struct td__rpc_agent *agent, struct td_rpc_call *call)
+static struct ended run(struct td__rpc_agent *agent, struct td_rpc_call *call, int64_t now)
 {
-    int *count = count_of(agent, call);
+    struct ended ended = {.count = count_of(agent, call)};
     td__io_must_not_wait = false;
     if (call->task)
         call->task(call);
-    else
-        td__serve_run(call);
+    else if (td__serve_run(call, now))
+        ended.call = call;
     td__io_must_not_wait = true;
-    pthread_mutex_lock(&agent->run_lock);
-    *count -= 1;
-    pthread_mutex_unlock(&agent->run_lock);
+    return ended;
 }
 
 static void run_queue(struct td__rpc_agent *agent)
 {
     struct td_rpc_call *call;
-    while ((call = pop(agent))) {
+    struct ended ended = {0};
+    while ((call = next_call(agent, &ended, false))) {
         if (atomic_load(&agent->queued))
             start_ticking(agent); /* another thread runs the next one, if this one takes long */
-        run(agent, call);
+        call->more = false;
+        ended = run(agent, call, td__now_ns());
     }
 }
 
-/* Runs the queued calls on the thread that leads. False if another thread leads now. */
+/* Runs the queued calls on the thread that leads, and publishes the answers of brief ones together. False if another
+ * thread leads now. */
 static bool run_and_lead(struct td__rpc_agent *agent, bool *found)
 {
-    struct td_rpc_call *call;
-    uint64_t own = this_thread();
-    while ((call = pop(agent))) {
-        uint64_t runs = own | RUNS;
-        *found = true;
-        atomic_store_explicit(&agent->running_since, td__now_ns(), memory_order_relaxed);
-        atomic_store(&agent->lead, runs);
+    uint64_t own = this_thread(), runs = own | RUNS;
+    struct ended ended = {0};
+    struct td_rpc_call *call = next_call(agent, &ended, false);
+    if (!call)
+        return true;
+    *found = true;
+    int64_t now = td__now_ns(), published = now;
+    atomic_store_explicit(&agent->running_since, now, memory_order_relaxed);
+    atomic_store(&agent->lead, runs);
+    do {
         start_ticking(agent);
-        run(agent, call);
-        if (!atomic_compare_exchange_strong(&agent->lead, &runs, own))
-            return false;
+        ended = run(agent, call, now);
+        int64_t end = td__now_ns();
+        if (ended.call && ended.call->entry)
+            td__function_took(ended.call->entry, end - now);
+        if (end - published > HOLD_NS) {
+            td__link_publish();
+            published = end;
+        }
+        now = end;
+        atomic_store_explicit(&agent->running_since, now, memory_order_relaxed);
+        call = next_call(agent, &ended, atomic_load(&agent->lead) != runs);
+    } while (call);
+    td__link_publish();
+    bool leads = atomic_compare_exchange_strong(&agent->lead, &runs, own);
+    if (leads)
         atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
-    }
-    return true;
+    return leads;
 }
 
 /* For a thread that waits for a future, and polls: it is the one that needs the next answer. */
@@ -374,6 +464,7 @@ static void yield_lead(struct td__rpc_agent *agent)
 static void lead(struct td__rpc_agent *agent)
 {
     struct td__backoff backoff = {0};
+    unsigned polls = 0;
     do {
         for (;;) {
             bool found = poll_all(agent);
@@ -386,11 +477,8 @@ static void lead(struct td__rpc_agent *agent)
             else if (atomic_load_explicit(&agent->pollers, memory_order_relaxed)) {
                 yield_lead(agent);
                 return;
-            } else if (atomic_load(&agent->stopping) ||
-                       !td__backoff(&backoff, shares_processor(agent)))
+            } else if (atomic_load(&agent->stopping) || !poll_again(agent, &backoff, &polls))
                 break;
-            else
-                td__pause_processor();
         }
     } while (!go_to_sleep(agent));
 }
@@ -473,21 +561,26 @@ void td__io_wake(struct td__rpc_agent *agent)
         return; /* it is readable already */
 }
 
-void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
+void td__io_queue(struct td__rpc_agent *agent, struct td_rpc_call *call)
 {
-    pthread_mutex_lock(&agent->run_lock);
     struct td_rpc_call **at = call->task ? &agent->queue : agent->queue_last;
     call->next = *at;
     if (at == agent->queue_last)
         agent->queue_last = &call->next;
     *at = call;
-    atomic_fetch_add(&agent->queued, 1);
+    count_queued(agent, 1);
+}
+
+void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
+{
+    pthread_mutex_lock(&agent->run_lock);
+    td__io_queue(agent, call);
     pthread_mutex_unlock(&agent->run_lock);
 }
 
 void td__io_ring(struct td__rpc_link *link)
 {
-    fence();
+    fence_after_write(link);
     if (!atomic_load_explicit(&link->control->awake, memory_order_relaxed) &&
         !atomic_exchange(&link->control->rung, 1))
         send(link->fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -497,6 +590,7 @@ bool td__io_begin_wait(struct td__rpc_agent *agent)
 {
     if (!td__current_call || td__current_call->agent != agent)
         return false;
+    td__link_publish();
     pthread_mutex_lock(&agent->run_lock);
     agent->running--;
     agent->waiting++;
@@ -519,6 +613,7 @@ void td__io_end_wait(struct td__rpc_agent *agent)
 static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline,
                      struct td__backoff *backoff, bool ran)
 {
+    unsigned polls = 0;
     while (!td__future_is_complete(future)) {
         if (poll_all(agent)) {
             backoff->begun = 0;
@@ -526,10 +621,8 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__d
                 td__io_wake(agent);
             if (!td__future_is_complete(future) && td__deadline_passed(deadline))
                 break;
-        } else if (!td__backoff(backoff, shares_processor(agent))) {
+        } else if (!poll_again(agent, backoff, &polls)) {
             break;
-        } else {
-            td__pause_processor();
         }
     }
     bool complete = td__future_is_complete(future);
@@ -631,6 +724,7 @@ td_status td__io_open(struct td__rpc_agent *agent)
     if (page == MAP_FAILED)
         return td_fail(TD_ERR_SYSTEM, "td_init_rpc: %s", td__errno_text(errno));
     agent->control = page;
+    register_for_barriers(agent);
     pthread_mutex_lock(&agent->run_lock);
     ensure_thread(agent);
     bool started = agent->thread_count > 0;

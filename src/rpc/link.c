@@ -264,6 +264,12 @@ td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__dea
 
 /* ---- Writing (with write_lock held) ------------------------------------------------------------ */
 
+static void publish(struct td__rpc_link *link)
+{
+    td__byte_ring_publish(&link->rings.out);
+    atomic_store_explicit(&link->held_back, false, memory_order_relaxed);
+}
+
 /* Writes what there is room for; false if the link has ended. */
 static bool write_ring(struct td__rpc_link *link, struct td__message *message)
 {
@@ -278,11 +284,14 @@ static bool write_ring(struct td__rpc_link *link, struct td__message *message)
         message->written += written;
         if (written == size && size < RING_STEP)
             continue;
-        td__byte_ring_publish(ring);
+        publish(link);
         if (written < size && !td__byte_ring_await_room(ring))
             break;
     }
-    td__byte_ring_publish(ring);
+    if (message->more)
+        atomic_store_explicit(&link->held_back, true, memory_order_relaxed);
+    else
+        publish(link);
     return true;
 }
 
@@ -340,6 +349,30 @@ static bool keep_unacked(struct td__rpc_link *link, struct td__message *message)
     return true;
 }
 
+/* The link whose last bytes this thread has held back. Every change of a count that another process polls costs both
+ * sides a cache line, and so do the bytes if they are read one message at a time. If this thread is kept from
+ * publishing them by the next function, the thread that takes the lead over does so (td__link_flush()). */
+static _Thread_local struct td__rpc_link *held_back;
+
+void td__link_publish(void)
+{
+    struct td__rpc_link *link = held_back;
+    if (!link)
+        return;
+    held_back = NULL;
+    td__link_flush(link);
+    td__link_release(link);
+}
+
+static void hold_back(struct td__rpc_link *link)
+{
+    if (held_back == link)
+        return;
+    td__link_publish();
+    td__link_retain(link);
+    held_back = link;
+}
+
 td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
 {
     pthread_mutex_lock(&link->write_lock);
@@ -360,8 +393,11 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
     } else if (open) {
         kept = keep_unacked(link, message);
     }
+    bool held = atomic_load_explicit(&link->held_back, memory_order_relaxed);
     pthread_mutex_unlock(&link->write_lock);
-    if (link->local && open)
+    if (held)
+        hold_back(link);
+    else if (link->local && open)
         td__io_ring(link);
     if (kept)
         return TD_OK;
@@ -374,9 +410,11 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
 
 bool td__link_flush(struct td__rpc_link *link)
 {
-    bool wrote = false;
     struct td__message *done = NULL;
     pthread_mutex_lock(&link->write_lock);
+    bool wrote = atomic_load_explicit(&link->held_back, memory_order_relaxed);
+    if (wrote)
+        publish(link);
     while (link->first && !link->closed) {
         struct td__message *message = link->first;
         size_t before = message->written;
@@ -516,6 +554,7 @@ static bool read_socket(struct td__rpc_link *link)
 bool td__link_read(struct td__rpc_link *link)
 {
     int read = 0;
+    link->read_at = td__now_ns();
     while (!link->ended && !link->broken && !link->leaving && read < READS &&
            (link->local ? read_ring(link) : read_socket(link)))
         read++;

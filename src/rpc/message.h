@@ -15,6 +15,7 @@
 #ifndef TD_RPC_MESSAGE_H
 #define TD_RPC_MESSAGE_H
 
+#include "base/clock.h"
 #include "rpc/codec.h"
 
 enum {
@@ -84,6 +85,7 @@ struct td__message {
     struct td__rpc_agent *agent;
     int to;         /* the receiver's rank */
     bool lends;     /* it is on this host */
+    bool more;      /* another message follows at once: this one may be published with it */
     uint32_t count; /* tensors */
     uint32_t capacity;
     struct td__outgoing_tensor *tensors;
@@ -137,8 +139,9 @@ struct td__incoming {
     char *text;
     uint64_t skip; /* … and how many of its bytes are to be skipped */
     bool complete;
-    uint64_t link; /* that it came on, plus 1; 0: from this worker */
-    bool *taken;   /* the references that were taken from it; NULL: none */
+    uint64_t link;         /* that it came on, plus 1; 0: from this worker */
+    td__deadline deadline; /* of a request */
+    bool *taken;           /* the references that were taken from it; NULL: none */
 };
 
 /** Begins a message after its header. */

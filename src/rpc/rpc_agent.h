@@ -27,11 +27,13 @@
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
-/** A page that the workers of one host see: whether the agent reads its rings, or is to be woken. */
+/** A page that the workers of one host see: whether the agent reads its rings, or is to be woken. The first line is
+ *  read for every message, and seldom written. */
 struct td__rpc_control {
-    _Atomic uint32_t awake; /* a thread reads the rings */
-    _Atomic uint32_t rung;  /* a byte that wakes the agent is under way */
-    _Atomic int processor;  /* of the thread that reads, plus one; 0: not known */
+    _Atomic uint32_t awake;             /* a thread reads the rings */
+    _Alignas(64) _Atomic uint32_t rung; /* a byte that wakes the agent is under way */
+    _Atomic int processor;              /* of the thread that reads, plus one; 0: not known */
+    _Atomic uint32_t barriers;          /* it sleeps after a barrier on all processors; see io.c */
 };
 
 struct td__rpc_link {
@@ -52,6 +54,7 @@ struct td__rpc_link {
     struct td__message *unacked, **last_unacked; /* of a socket: not known to be received */
     uint64_t end;                                /* the bytes of all messages until now */
     atomic_bool blocked;                         /* there are messages that do not fit */
+    atomic_bool held_back;                       /* the last bytes in the ring are not published */
     bool unready;                                /* its handshake is not complete … */
     bool stopped;                                /* … or its socket has ended: all wait … */
     bool closed;                                 /* … or the link: nothing is written any more */
@@ -62,6 +65,7 @@ struct td__rpc_link {
     size_t header_have;
     struct td__incoming *incoming;
     uint8_t *buffer;   /* of a socket */
+    int64_t read_at;   /* when the last td__link_read() began */
     uint64_t received; /* bytes of a socket … */
     uint64_t told;     /* … of which the other worker knows */
     int untold;        /* messages after these */
@@ -82,7 +86,10 @@ struct td__rpc_link {
 /** Sends a message, which it owns, also on failure. After TD__MESSAGE_LEAVE, none is sent. */
 td_status td__link_send(struct td__rpc_link *link, struct td__message *message);
 
-/** Writes messages that did not fit before; on any thread. True if it wrote something. */
+/** Publishes what this thread has held back: messages with `more`, after which none without it was sent. */
+void td__link_publish(void);
+
+/** Writes messages that did not fit before, and publishes what is held back; on any thread. True if it did. */
 bool td__link_flush(struct td__rpc_link *link);
 
 /** Whether there is room in the ring of a local link for a message that did not fit before. */
@@ -185,6 +192,8 @@ struct td_rpc_call {
     uint64_t link; /* the id of the link by which it came, and 1; 0: of this worker itself */
     uint64_t id, context;
     bool copy;
+    bool
+        more; /* the next call of the queue is one of the same link, and answered by the same thread */
     td__deadline deadline;
     atomic_bool cancelled;
     td_future *later_result;
@@ -233,6 +242,7 @@ struct td__rpc_agent {
     uint64_t id_count, id_capacity;
     int near; /* workers of this host; under `lock` */
     atomic_bool oversubscribed;
+    bool ordered;       /* other workers' barriers order what this process writes */
     atomic_bool missed; /* a thread that was woken could not take the lead */
     atomic_bool presence_changed;
     atomic_int pollers;            /* threads that wait for a future, and poll */
@@ -420,7 +430,9 @@ void td__io_wake(struct td__rpc_agent *agent);
 /** Makes a thread call td__calls_expire() then. */
 void td__io_set_deadline(struct td__rpc_agent *agent, td__deadline at);
 
-/** Adds to the run queue: calls in their order, tasks before them. */
+/** Adds to the run queue, with run_lock held: calls in their order, tasks before them. */
+void td__io_queue(struct td__rpc_agent *agent, struct td_rpc_call *call);
+/** The same without the lock. */
 void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 
 /** Whether this thread must not wait for a future: it reads links, or handles events. */
@@ -465,8 +477,11 @@ typedef bool (*td__serve_delay_fn)(struct td__rpc_agent *agent, struct td__incom
 extern _Atomic(td__serve_delay_fn) td__serve_delay;
 void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming);
 
-/** Runs a call of the queue, and frees it, unless it answers later. */
-void td__serve_run(struct td_rpc_call *call);
+/** Runs a call of the queue at the time `now`. True if it has ended: the caller removes it, with run_lock held, and
+ *  frees it. False: it answers later. */
+bool td__serve_run(struct td_rpc_call *call, int64_t now);
+void td__serve_remove(struct td_rpc_call *call);
+void td__serve_free(struct td_rpc_call *call);
 
 /** Frees one without an answer. */
 void td__serve_drop(struct td_rpc_call *call);

@@ -17,6 +17,7 @@ struct td__function_entry {
     atomic_int owners; /* of a function or constructor */
     struct td__signature *signature;
     td_rpc_fn fn;
+    atomic_bool brief; /* its last call took a few microseconds at most */
     struct td__rpc_class_entry
         *owner; /* of a constructor: its class, retained; of a method: not retained */
     void *arg;
@@ -30,6 +31,9 @@ struct td__function_entry *td__function_find(const char *name, size_t size);
 /** The method of a class; NULL if there is none. */
 struct td__function_entry *td__method_find(struct td__rpc_class_entry *owner, const char *name);
 void td__function_release(struct td__function_entry *entry);
+
+/** A call of it took so long. */
+void td__function_took(struct td__function_entry *entry, int64_t ns);
 
 /** Registers a function of the library itself. */
 td_status td__rpc_register_own(const char *signature, td_rpc_fn fn);

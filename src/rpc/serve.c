@@ -33,20 +33,30 @@ bool td_rpc_call_is_cancelled(const td_rpc_call *call)
     return call && (atomic_load(&call->cancelled) || td__deadline_passed(call->deadline));
 }
 
-static void free_call(struct td_rpc_call *call)
+void td__serve_remove(struct td_rpc_call *call)
 {
-    struct td__rpc_agent *agent = call->agent;
-    pthread_mutex_lock(&agent->run_lock);
     if (call->later)
         call->later->earlier = call->earlier;
     if (call->earlier)
         call->earlier->later = call->later;
     else
-        agent->active = call->later;
-    pthread_mutex_unlock(&agent->run_lock);
+        call->agent->active = call->later;
+}
+
+void td__serve_free(struct td_rpc_call *call)
+{
     td__function_release(call->entry);
     td_future_release(call->later_result);
     free(call);
+}
+
+static void remove_and_free(struct td_rpc_call *call)
+{
+    struct td__rpc_agent *agent = call->agent;
+    pthread_mutex_lock(&agent->run_lock);
+    td__serve_remove(call);
+    pthread_mutex_unlock(&agent->run_lock);
+    td__serve_free(call);
 }
 
 _Atomic(td__serve_delay_fn) td__serve_delay;
@@ -54,7 +64,9 @@ _Atomic(td__serve_delay_fn) td__serve_delay;
 void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
                struct td__incoming *incoming)
 {
+    int64_t now = link ? link->read_at : td__now_ns();
     incoming->link = link ? link->id + 1 : 0;
+    incoming->deadline = now + (int64_t)incoming->header.timeout_ms * 1000000;
     td__serve_delay_fn delay = atomic_load_explicit(&td__serve_delay, memory_order_relaxed);
     if (!delay || !delay(agent, incoming))
         td__serve_now(agent, incoming);
@@ -76,7 +88,7 @@ void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
     call->context = header->context;
     call->depth = header->depth;
     call->copy = header->copy;
-    call->deadline = td__deadline_in_ms(header->timeout_ms);
+    call->deadline = incoming->deadline;
     atomic_fetch_add(&agent->activity, 1);
     pthread_mutex_lock(&agent->run_lock);
     call->later = agent->active;
@@ -85,8 +97,8 @@ void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
     agent->active = call;
     if (atomic_load(&agent->leaving)) /* td__serve_lost() may have been called before */
         atomic_store(&call->cancelled, true);
+    td__io_queue(agent, call);
     pthread_mutex_unlock(&agent->run_lock);
-    td__io_run(agent, call);
 }
 
 /* ---- Answers --------------------------------------------------------------------------------- */
@@ -98,6 +110,7 @@ static void answer_error(struct td_rpc_call *call, td_status status, const char 
     struct td__message *message = td__message_create(agent, call->from, false);
     if (!message)
         return;
+    message->more = call->more;
     td__buffer_put_u32(&message->bytes, (uint32_t)status);
     td__buffer_put_string(&message->bytes, text, strlen(text));
     if (td__message_seal(message, &header, SIZE_MAX))
@@ -113,8 +126,10 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
         .kind = TD__MESSAGE_REPLY, .id = call->id, .context = call->context, .copy = call->copy};
     bool lend = call->from != agent->rank && td__worker_is_near(agent, call->from);
     struct td__message *message = td__message_create(agent, call->from, lend);
-    if (message)
+    if (message) {
         message->records = call->context;
+        message->more = call->more;
+    }
     td_status status = message ? td__message_put(message, value) : TD_ERR_NOMEM;
     if (!status)
         status = td__message_seal(message, &header, agent->max_message);
@@ -125,10 +140,11 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
     return status;
 }
 
-/* Answers with the value, or with the last error; if the caller still waits. */
+/* Answers with the value, or with the last error; unless the call was cancelled. A caller whose time is over ignores the
+ * answer, which is cheaper than a look at the clock for every call. */
 static void answer(struct td_rpc_call *call, td_value *value)
 {
-    if (td_rpc_call_is_cancelled(call))
+    if (atomic_load(&call->cancelled))
         return;
     if (!value || answer_value(call, value))
         answer_error(call, td__error_status(), td__error_text());
@@ -140,7 +156,7 @@ static void answer_later(td_future *done, void *arg)
     td_value *value = td__future_value(done);
     answer(call, value);
     td_value_release(value);
-    free_call(call);
+    remove_and_free(call);
 }
 
 /* The call answers when its result is complete. From then on it may be freed at any time. */
@@ -153,7 +169,7 @@ static void await_result(struct td_rpc_call *call)
     pthread_mutex_unlock(&call->agent->run_lock);
     if (td__future_on_complete(result, answer_later, call)) {
         answer(call, NULL);
-        free_call(call);
+        remove_and_free(call);
     } else if (cancelled) {
         td_future_cancel(result);
     }
@@ -252,7 +268,7 @@ td_value *td__serve_method(td_rpc_call *call, td_value *self, const char *method
     return NULL;
 }
 
-void td__serve_run(struct td_rpc_call *call)
+bool td__serve_run(struct td_rpc_call *call, int64_t now)
 {
     struct td_rpc_call *above = td__current_call;
     struct td__span function = {0};
@@ -261,12 +277,15 @@ void td__serve_run(struct td_rpc_call *call)
     uint64_t outer_context = td__current_context;
     td__current_call = call;
     td__current_context = call->context;
-    if (!td_rpc_call_is_cancelled(call) || is_own(call->incoming)) {
+    bool cancelled = atomic_load(&call->cancelled) || now >= call->deadline;
+    if (!cancelled || is_own(call->incoming)) {
         TD_SCOPE;
         bool valid = !check_call(call) && !td__incoming_own(call->incoming) &&
                      !td__context_receive(call->incoming) &&
                      !read_request(call->incoming, &function, &args, &kwargs);
         call->entry = valid ? find_function(function.data, function.size) : NULL;
+        if (call->entry && !atomic_load_explicit(&call->entry->brief, memory_order_relaxed))
+            td__link_publish(); /* the answers before this one do not wait for it */
         td_value *result = call->entry ? call_function(call, call->entry, NULL, args, kwargs)
                                        : NULL;
         if (result && result->kind == TD_VALUE_FUTURE) {
@@ -282,17 +301,16 @@ void td__serve_run(struct td_rpc_call *call)
     call->incoming = NULL;
     td__current_call = above;
     td__current_context = outer_context;
-    if (!later)
-        free_call(call);
-    else
+    if (later)
         await_result(call);
+    return !later;
 }
 
 void td__serve_drop(struct td_rpc_call *call)
 {
     td__incoming_free(call->incoming);
     if (!call->task) {
-        free_call(call);
+        remove_and_free(call);
         return;
     }
     if (call->fd >= 0)
