@@ -27,11 +27,11 @@ struct td_future {
     td_future
         *above; /* cancelling this one cancels that; not retained, and NULL once that is complete */
     struct callback *first, **last;
-    bool completing;
 
     td_value *value;
-    td_status status;
     char *text;
+    td_status status;
+    bool completing;
 };
 
 td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline)

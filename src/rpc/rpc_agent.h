@@ -193,9 +193,10 @@ struct td_rpc_call {
     uint64_t id, context;
     bool copy;
     bool
-        more; /* the next call of the queue is one of the same link, and answered by the same thread */
+        more; /* the next call of the queue came by the same link, and the same thread answers it */
     td__deadline deadline;
     atomic_bool cancelled;
+    atomic_bool expired; /* its function knows that the deadline has passed */
     td_future *later_result;
     bool answers_later;                     /* under run_lock */
     void (*task)(struct td_rpc_call *task); /* instead of a call: work of the agent's own */

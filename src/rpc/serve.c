@@ -30,7 +30,12 @@ const char *td_rpc_call_from(const td_rpc_call *call)
 
 bool td_rpc_call_is_cancelled(const td_rpc_call *call)
 {
-    return call && (atomic_load(&call->cancelled) || td__deadline_passed(call->deadline));
+    if (!call || atomic_load(&call->cancelled))
+        return call;
+    bool expired = td__deadline_passed(call->deadline);
+    if (expired)
+        atomic_store(&((td_rpc_call *)call)->expired, true);
+    return expired;
 }
 
 void td__serve_remove(struct td_rpc_call *call)
@@ -140,11 +145,11 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
     return status;
 }
 
-/* Answers with the value, or with the last error; unless the call was cancelled. A caller whose time is over ignores the
- * answer, which is cheaper than a look at the clock for every call. */
+/* Answers with the value, or with the last error; unless the call was cancelled, or the function knows that the time is
+ * over. Otherwise a caller whose time is over ignores the answer: that saves a look at the clock for every call. */
 static void answer(struct td_rpc_call *call, td_value *value)
 {
-    if (atomic_load(&call->cancelled))
+    if (atomic_load(&call->cancelled) || atomic_load(&call->expired))
         return;
     if (!value || answer_value(call, value))
         answer_error(call, td__error_status(), td__error_text());
