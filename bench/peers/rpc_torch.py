@@ -96,7 +96,9 @@ class Rows:
         return self.send(first, self.tensor)
 
     def first_byte_new(self):
-        return self.send(first, self.torch.ones(ELEMENTS))
+        tensor = self.torch.ones(ELEMENTS)
+        self.call()
+        return self.send(first, tensor)
 
     def sum_by_reference(self):
         return self.send(sum_all, self.tensor)
