@@ -23,14 +23,12 @@
 #include "rpc/rpc_agent.h"
 
 #include <errno.h>
-#include <linux/membarrier.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -62,57 +60,7 @@ static uint64_t this_thread(void)
     return own << 1;
 }
 
-/* ---- Before an agent sleeps --------------------------------------------------------------------
- *
- * A worker writes to a ring, and reads `awake`; an agent sets `awake` to 0, and reads the ring. One of them must see what
- * the other wrote. The first does so for every message, where a fence would wait until the written lines have come from
- * the other processor's cache. So the second, which does it seldom, makes all processors pass a fence (membarrier(2)).
- * Where the kernel does not, both sides have a fence. */
-
-static void fence(void)
-{
-#if defined(__SANITIZE_THREAD__)
-    static _Atomic int word; /* the sanitizer does not know fences */
-    atomic_fetch_add(&word, 1);
-#else
-    atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
 _Thread_local bool td__io_must_not_wait;
-
-static bool barrier_command(int command)
-{
-#if defined(__SANITIZE_THREAD__)
-    (void)command;
-    return false;
-#else
-    return !syscall(SYS_membarrier, command, 0, 0);
-#endif
-}
-
-static void register_for_barriers(struct td__rpc_agent *agent)
-{
-    agent->ordered = barrier_command(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
-    atomic_store(&agent->control->barriers, agent->ordered);
-}
-
-/* Between a write to a ring and a read of the other worker's `awake`. */
-static void fence_after_write(const struct td__rpc_link *link)
-{
-    if (link->agent->ordered &&
-        atomic_load_explicit(&link->control->barriers, memory_order_relaxed))
-        atomic_signal_fence(memory_order_seq_cst);
-    else
-        fence();
-}
-
-/* Between a write of `awake` and a read of the rings. False if it failed. */
-static bool fence_before_sleep(const struct td__rpc_agent *agent)
-{
-    fence();
-    return !agent->ordered || barrier_command(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-}
 
 /* ---- The timer ------------------------------------------------------------------------------- */
 
@@ -288,7 +236,7 @@ static bool go_to_sleep(struct td__rpc_agent *agent)
     atomic_store(&agent->missed, false);
     atomic_store(&agent->control->rung, 0);
     atomic_store(&agent->control->awake, 0);
-    if (!fence_before_sleep(agent) || has_news(agent)) {
+    if (!td__io_fence_before_sleep(agent) || has_news(agent)) {
         atomic_store(&agent->control->awake, 1);
         return false;
     }
@@ -578,14 +526,6 @@ void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call)
     pthread_mutex_unlock(&agent->run_lock);
 }
 
-void td__io_ring(struct td__rpc_link *link)
-{
-    fence_after_write(link);
-    if (!atomic_load_explicit(&link->control->awake, memory_order_relaxed) &&
-        !atomic_exchange(&link->control->rung, 1))
-        send(link->fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
 bool td__io_begin_wait(struct td__rpc_agent *agent)
 {
     if (!td__current_call || td__current_call->agent != agent)
@@ -724,7 +664,7 @@ td_status td__io_open(struct td__rpc_agent *agent)
     if (page == MAP_FAILED)
         return td_fail(TD_ERR_SYSTEM, "td_init_rpc: %s", td__errno_text(errno));
     agent->control = page;
-    register_for_barriers(agent);
+    td__io_register_barriers(agent);
     pthread_mutex_lock(&agent->run_lock);
     ensure_thread(agent);
     bool started = agent->thread_count > 0;

@@ -6,6 +6,7 @@
  *     link.c        a link to one of them: a socket, and rings in shared memory on one host
  *     link_resume.c a link whose socket has ended goes on over another one
  *     io.c          which thread reads the links, and which runs functions
+ *     agent_wake.c  how an agent that sleeps is woken
  *     rpc_calls.c   calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
  *     lease.c       tensors that are lent and borrowed
@@ -33,7 +34,7 @@ struct td__rpc_control {
     _Atomic uint32_t awake;             /* a thread reads the rings */
     _Alignas(64) _Atomic uint32_t rung; /* a byte that wakes the agent is under way */
     _Atomic int processor;              /* of the thread that reads, plus one; 0: not known */
-    _Atomic uint32_t barriers;          /* it sleeps after a barrier on all processors; see io.c */
+    _Atomic uint32_t barriers;          /* it sleeps after a barrier on all processors; see agent_wake.c */
 };
 
 struct td__rpc_link {
@@ -439,8 +440,16 @@ void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 /** Whether this thread must not wait for a future: it reads links, or handles events. */
 extern _Thread_local bool td__io_must_not_wait;
 
+/* ---- agent_wake.c ---------------------------------------------------------------------------- */
+
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
+
+/** Once, when `control` is there. */
+void td__io_register_barriers(struct td__rpc_agent *agent);
+
+/** Between a write of `awake` and a read of the rings. False if it failed: the agent must not sleep. */
+bool td__io_fence_before_sleep(const struct td__rpc_agent *agent);
 
 /* ---- rpc_calls.c --------------------------------------------------------------------------------- */
 
