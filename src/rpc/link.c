@@ -393,7 +393,7 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
     } else if (open) {
         kept = keep_unacked(link, message);
     }
-    bool held = atomic_load_explicit(&link->held_back, memory_order_relaxed);
+    bool held = message->more && atomic_load_explicit(&link->held_back, memory_order_relaxed);
     pthread_mutex_unlock(&link->write_lock);
     if (held)
         hold_back(link);

@@ -168,6 +168,7 @@ static void answer_later(td_future *done, void *arg)
 static void await_result(struct td_rpc_call *call)
 {
     td_future *result = td_future_retain(call->later_result);
+    call->more = false; /* it is answered by itself, on any thread */
     pthread_mutex_lock(&call->agent->run_lock);
     call->answers_later = true;
     bool cancelled = atomic_load(&call->cancelled);
