@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NOBODY = 65534, RPC_HELLO = 0x63707274, RPC_LINKS = 1, MOST_BYTES = 600 };
+enum { NOBODY = 65534, RPC_LINKS = 1, MOST_BYTES = 600 };
 
 static atomic_int marks;
 
@@ -40,14 +40,13 @@ static void make_call(struct td__rpc_agent *agent, struct attack *attack)
     struct td__message *message = td__message_create(agent, 1, false);
     struct td__message_header header = {.kind = TD__MESSAGE_REQUEST, .id = 7, .timeout_ms = 5000};
     CHECK(message);
-    td__buffer_put_string(&message->body, "mark", 4);
-    td__buffer_put_u32(&message->body, 0);
+    td__buffer_put_string(&message->bytes, "mark", 4);
+    td__buffer_put_u32(&message->bytes, 0);
     CHECK_OK(td__message_seal(message, &header, SIZE_MAX));
-    size_t size = 8 + message->bytes.size;
+    size_t size = TD__LINK_HELLO_SIZE + message->bytes.size;
     CHECK(size < MOST_BYTES);
-    td__store_u32(attack->call, RPC_HELLO);
-    td__store_u32(attack->call + 4, 0);
-    memcpy(attack->call + 8, message->bytes.data, message->bytes.size);
+    td__hello_write(attack->call, TD__HELLO_SOCKET, 1, 0, 0);
+    memcpy(attack->call + TD__LINK_HELLO_SIZE, message->bytes.data, message->bytes.size);
     for (size_t at = size; at < MOST_BYTES; at++)
         attack->call[at] = attack->call[at - size];
     td__message_free(message);
