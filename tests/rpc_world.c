@@ -115,6 +115,26 @@ static td_value *gate(td_rpc_call *call, td_value *const *args, int count)
     return td_value_from_future(future);
 }
 
+/* Brief, unless it is to wait for unblock(). */
+static atomic_bool blocked;
+
+static td_value *block(td_rpc_call *call, td_value *const *args, int count)
+{
+    bool waits = int_of(args[0]);
+    (void)count;
+    if (waits)
+        atomic_store(&blocked, true);
+    while (waits && atomic_load(&blocked) && !td_rpc_call_is_cancelled(call))
+        usleep(100);
+    return td_value_of((int)waits);
+}
+
+static td_value *unblock(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    return td_value_of((int)atomic_exchange(&blocked, false));
+}
+
 static td_value *open_gate(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)args, (void)count;
@@ -169,6 +189,8 @@ void rpc_prepare(void)
     CHECK_OK(td_rpc_register("later(ms: int)", later, NULL));
     CHECK_OK(td_rpc_register("gate()", gate, NULL));
     CHECK_OK(td_rpc_register("open_gate()", open_gate, NULL));
+    CHECK_OK(td_rpc_register("block(wait: int)", block, NULL));
+    CHECK_OK(td_rpc_register("unblock()", unblock, NULL));
     CHECK_OK(td_rpc_register("huge(bytes: int)", huge, NULL));
     CHECK_OK(td_rpc_register("held()", held, NULL));
     CHECK_OK(td_rpc_register("cancelled()", cancelled, NULL));

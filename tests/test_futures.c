@@ -236,6 +236,30 @@ ALL_WAYS(of_calls, .ranks = 4)
     rpc_end();
 }
 
+/* The answers of brief functions are published together. They do not wait for one that was brief before, and blocks. */
+ALL_WAYS(answers_before_a_function_that_blocks, .ranks = 4)
+{
+    enum { ROUNDS = 20, CALLS = 30 };
+    rpc_begin(NULL);
+    const char *to = rpc_name((td_test_rank() + 1) % 4);
+    for (int round = 0; round < ROUNDS; round++) {
+        TD_SCOPE;
+        td_future *sums[CALLS];
+        for (int i = 0; i < CALLS; i++)
+            CHECK(td_future_wait(td_rpc_async(to, "block", TD_ARGS(0), NULL), 0));
+        for (int i = 0; i < CALLS; i++)
+            sums[i] = td_rpc_async(to, "add", TD_ARGS(i), NULL);
+        td_future *blocker = td_rpc_async(to, "block", TD_ARGS(1), NULL);
+        for (int i = 0; i < CALLS; i++)
+            CHECK_EQ(rpc_value_int(td_future_wait(sums[i], 0)), i + 10);
+        int64_t unblocked = 0;
+        while (!unblocked)
+            unblocked = rpc_int(to, "unblock", TD_NO_ARGS);
+        CHECK(td_future_wait(blocker, 0));
+    }
+    rpc_end();
+}
+
 /* Cancelling reaches a function that runs, one that answers later, and the call behind a continuation. */
 ALL_WAYS(cancellation, .ranks = 4)
 {
