@@ -78,7 +78,7 @@ void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status statu
 
 const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
 {
-    static _Thread_local char text[400];
+    static _Thread_local char text[320];
     char tag[32] = "any tag";
     if (post->tag != TD_ANY_TAG)
         snprintf(tag, sizeof tag, "tag %d", post->tag);

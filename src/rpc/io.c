@@ -601,46 +601,6 @@ static bool watch(int epoll, int fd, uint32_t events, uint64_t id)
     return !epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-void td__io_watch(struct td__rpc_link *link)
-{
-    struct td__rpc_agent *agent = link->agent;
-    if (!watch(link->local ? agent->epoll : agent->sockets, link->fd,
-               EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT), link->id))
-        atomic_store(&link->hup, true);
-}
-
-td_status td__io_add(struct td__rpc_link *link)
-{
-    struct td__rpc_agent *agent = link->agent;
-    pthread_mutex_lock(&agent->lock);
-    bool added = agent->id_count < agent->id_capacity;
-    if (!added) {
-        uint64_t capacity = agent->id_capacity ? 2 * agent->id_capacity : 16;
-        struct td__rpc_link **by_id = realloc(agent->by_id, sizeof *by_id * capacity);
-        added = by_id;
-        if (by_id) {
-            agent->by_id = by_id;
-            agent->id_capacity = capacity;
-        }
-    }
-    if (added) {
-        link->id = agent->id_count++;
-        agent->by_id[link->id] = link;
-    }
-    pthread_mutex_unlock(&agent->lock);
-    if (!added)
-        return td__fail_nomem("rpc");
-    if (!link->local)
-        atomic_fetch_add(&agent->socket_links, 1);
-    td__io_watch(link);
-    struct td__rpc_link *first = atomic_load(&agent->new_links);
-    do
-        link->next = first;
-    while (!atomic_compare_exchange_weak(&agent->new_links, &first, link));
-    td__io_wake(agent);
-    return TD_OK;
-}
-
 td_status td__io_open(struct td__rpc_agent *agent)
 {
     agent->oversubscribed = false;

@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -123,6 +124,48 @@ void td__handshakes_cancel(struct td__rpc_agent *agent)
     pthread_mutex_unlock(&agent->lock);
 }
 
+void td__link_watch(struct td__rpc_link *link)
+{
+    struct td__rpc_agent *agent = link->agent;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT),
+                                .data.u64 = link->id};
+    if (epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_ADD, link->fd, &event))
+        atomic_store(&link->hup, true);
+}
+
+/* The thread that leads reads it from now on. */
+static td_status add(struct td__rpc_link *link)
+{
+    struct td__rpc_agent *agent = link->agent;
+    pthread_mutex_lock(&agent->lock);
+    bool added = agent->id_count < agent->id_capacity;
+    if (!added) {
+        uint64_t capacity = agent->id_capacity ? 2 * agent->id_capacity : 16;
+        struct td__rpc_link **by_id = realloc(agent->by_id, sizeof *by_id * capacity);
+        added = by_id;
+        if (by_id) {
+            agent->by_id = by_id;
+            agent->id_capacity = capacity;
+        }
+    }
+    if (added) {
+        link->id = agent->id_count++;
+        agent->by_id[link->id] = link;
+    }
+    pthread_mutex_unlock(&agent->lock);
+    if (!added)
+        return td__fail_nomem("rpc");
+    if (!link->local)
+        atomic_fetch_add(&agent->socket_links, 1);
+    td__link_watch(link);
+    struct td__rpc_link *first = atomic_load(&agent->new_links);
+    do
+        link->next = first;
+    while (!atomic_compare_exchange_weak(&agent->new_links, &first, link));
+    td__io_wake(agent);
+    return TD_OK;
+}
+
 /* The worker gets the link before it is read: once it is, it may end at any time, and the worker must not get it after
  * that. */
 static td_status finish(struct td__rpc_link *link, td_status status)
@@ -132,7 +175,7 @@ static td_status finish(struct td__rpc_link *link, td_status status)
         return status;
     }
     td__workers_add_link(link);
-    if (td__io_add(link))
+    if (add(link))
         td__agent_link_ended(link);
     return TD_OK;
 }

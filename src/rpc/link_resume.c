@@ -111,7 +111,7 @@ static td_status take_socket(struct td__rpc_link *link, int fd, uint64_t receive
     link->stopped = link->unready = false;
     pthread_mutex_unlock(&link->write_lock);
     link->broken = false;
-    td__io_watch(link);
+    td__link_watch(link);
     atomic_store(&link->hup, !link->local); /* there may be something to read … */
     atomic_store(&link->suspended, false);
     td__link_flush(link);

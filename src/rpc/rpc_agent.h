@@ -139,6 +139,9 @@ bool td__link_take_unsent(struct td__rpc_link *link, struct td__message **messag
 td_status td__link_accept_resume(struct td__rpc_agent *agent, int rank, int fd, uint64_t number,
                                  uint32_t attempt, uint64_t received, td__deadline deadline);
 
+/** The events of its socket are watched; after it has got another one, again. */
+void td__link_watch(struct td__rpc_link *link);
+
 void td__link_retain(struct td__rpc_link *link);
 void td__link_release(struct td__rpc_link *link);
 
@@ -411,12 +414,6 @@ td_status td__io_open(struct td__rpc_agent *agent);
 /** Ends all threads. */
 void td__io_stop(struct td__rpc_agent *agent);
 void td__io_close(struct td__rpc_agent *agent);
-
-/** Watches a new link. */
-td_status td__io_add(struct td__rpc_link *link);
-
-/** Watches the socket of a link, a new one. */
-void td__io_watch(struct td__rpc_link *link);
 
 /** Before and after the calling thread waits for a future. If it runs a function, another thread may run one meanwhile,
  *  and `begin` returns true. */

@@ -17,7 +17,7 @@ struct held {
     td__release_fn release;
 };
 
-enum { FIRST_HELD = 12, FIRST_MARKS = 4 };
+enum { FIRST_HELD = 8, FIRST_MARKS = 2 };
 
 static _Thread_local struct {
     struct held *held;
