@@ -29,6 +29,8 @@ TEST(init_errors)
                 "timeout_ms");
     CHECK_FAILS(td_init_rpc("a", &(td_rpc_options){.reserved = {&one}}), TD_ERR_INVALID,
                 "reserved");
+    CHECK_FAILS(td_init_rpc("a", &(td_rpc_options){.max_message = 8}), TD_ERR_INVALID,
+                "max_message");
     td_store *store = NULL;
     CHECK_OK(td_hash_store_open(&store));
     CHECK_FAILS(td_init_rpc("a", &(td_rpc_options){.store = store, .rank = 1, .world_size = 1}),

@@ -52,7 +52,7 @@ typedef struct td_rpc_options {
     const char
         *backend; /* "native": through shared memory on one host, and TCP between hosts; "tcp": TCP
                             alone. NULL: native, or what TANDEM_TRANSPORT says */
-    size_t max_message; /* bytes of a call's values without its tensors; 0: 64 MiB */
+    size_t max_message; /* bytes of a call's values without its tensors, at least 1024; 0: 64 MiB */
     void *reserved[4];
 } td_rpc_options;
 

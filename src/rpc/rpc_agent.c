@@ -15,7 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_THREADS = 16, MAX_THREADS = 4096, LONG_CHAIN = 400, NOTICE_MS = 1000 };
+enum {
+    DEFAULT_THREADS = 16,
+    MAX_THREADS = 4096,
+    LONG_CHAIN = 400,
+    NOTICE_MS = 1000,
+    LEAST_MESSAGE = 1024
+};
 #define DEFAULT_MAX_MESSAGE ((size_t)64 << 20)
 
 /* ---- The process's agent ---------------------------------------------------------------------- */
@@ -189,7 +195,8 @@ void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
         td__serve_cancel(agent, incoming->from, incoming->header.id);
         break;
     case TD__MESSAGE_RETURN:
-        receive_returns(agent, incoming);
+        if (!incoming->status)
+            receive_returns(agent, incoming);
         break;
     case TD__MESSAGE_LEAVE:
         if (link)
@@ -246,6 +253,12 @@ static td_status check_options(const char *name, const td_rpc_options *options)
                            "'_', '-', '.', ':' and '/'",
                            name, *c);
     TD_TRY(td__check_reserved("td_init_rpc", options->reserved));
+    if (options->max_message && options->max_message < LEAST_MESSAGE)
+        return td_fail(
+            TD_ERR_INVALID,
+            "td_init_rpc: max_message is %zu bytes; it is at least %d, for the library's own "
+            "messages",
+            options->max_message, LEAST_MESSAGE);
     if (options->timeout_ms < 0 || options->threads < 0 || options->threads > MAX_THREADS)
         return td_fail(TD_ERR_INVALID, "td_init_rpc: %s is negative or too large",
                        options->timeout_ms < 0 ? "timeout_ms" : "threads");
