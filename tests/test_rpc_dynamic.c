@@ -88,6 +88,7 @@ static int own_rank(void)
 /* Each joins after all others have found it missing, and leaves under the eyes of the others. */
 ALL_WAYS(come_and_go, .ranks = 4)
 {
+    TD_SCOPE;
     int rank = td_test_rank();
     td_worker_info info;
     for (int r = 0; r < 4; r++) {
@@ -130,6 +131,7 @@ ALL_WAYS(come_and_go, .ranks = 4)
 /* A worker that leaves and joins again has the same name, another rank, and new links. */
 ALL_WAYS(one_returns_often, .ranks = 4, .deadline_s = 60)
 {
+    TD_SCOPE;
     enum { TIMES = 20 };
     struct counts first = {0};
     int last = -1;
@@ -278,6 +280,7 @@ ALL_WAYS(a_name_is_inherited, .ranks = 4, .may_die = 8)
 /* The name of a worker that is there, and of one that is stopped, cannot be taken. */
 RANKS(names_are_unique, .ranks = 2)
 {
+    TD_SCOPE;
     rpc_prepare();
     td_worker_info info;
     if (td_test_rank() == 0)
@@ -321,6 +324,7 @@ RANKS(all_are_dynamic_or_none, .ranks = 2)
 /* Without a launcher: the first one hosts the store, and leaves last. */
 static void meet_at(const char *url)
 {
+    TD_SCOPE;
     td_rpc_options options = {.dynamic = true, .init_method = url};
     unsetenv("RANK");
     unsetenv("WORLD_SIZE");
@@ -366,6 +370,7 @@ RANKS(meet_at_a_port, .ranks = 3)
 /* Two processes with the same rank in a store of the program's: the second one fails, the first one goes on. */
 RANKS(the_same_rank_twice, .ranks = 3)
 {
+    TD_SCOPE;
     td_store *store;
     CHECK_OK(td_rendezvous_store(NULL, 0, &store));
     rpc_prepare();
