@@ -15,14 +15,13 @@
 
 static const td_rpc_options dynamic = {.dynamic = true, .timeout_ms = 60000};
 
-static td_rref *kept;
+static _Atomic(td_rref *) kept;
 static td_tensor *weight;
 
 static td_value *keep(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)count;
-    td_rref_release(kept);
-    kept = td_rref_retain(td_value_rref(args[0]));
+    td_rref_release(atomic_exchange(&kept, td_rref_retain(td_value_rref(args[0]))));
     return td_value_nil();
 }
 
@@ -30,15 +29,15 @@ static td_value *keep(td_rpc_call *call, td_value *const *args, int count)
 static td_value *use(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)args, (void)count;
-    td_value *value = td_rref_to_here(kept, 0);
-    return value ? TD_ARGS(td_rref_owner(kept), value) : NULL;
+    td_rref *rref = atomic_load(&kept);
+    td_value *value = td_rref_to_here(rref, 0);
+    return value ? TD_ARGS(td_rref_owner(rref), value) : NULL;
 }
 
 static td_value *drop(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)args, (void)count;
-    td_rref_release(kept);
-    kept = NULL;
+    td_rref_release(atomic_exchange(&kept, NULL));
     return td_value_nil();
 }
 
@@ -182,9 +181,8 @@ ALL_WAYS(references_to_strangers, .ranks = 4)
     }
     td_test_barrier();
     if (td_test_rank() == 2) {
-        CHECK(td_rpc_sync("w3", "keep", TD_ARGS(kept), NULL));
-        td_rref_release(kept);
-        kept = NULL;
+        CHECK(td_rpc_sync("w3", "keep", TD_ARGS(atomic_load(&kept)), NULL));
+        td_rref_release(atomic_exchange(&kept, NULL));
     }
     td_test_barrier();
     if (td_test_rank() == 0) {
