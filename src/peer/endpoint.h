@@ -29,7 +29,8 @@ enum { TD__MAX_RANKS = 1 << 20 };
 
 /** Makes this rank reachable: at `host` (an address of this machine) by TCP, and at a unix socket.
  *  `shared` false: as if every rank were on a host of its own. `size` 0: the world grows; ranks below TD__MAX_RANKS may
- *  be added at any time, and only those of a td__endpoint_watch() are watched. */
+ *  be added at any time, and those that are added after the start of the failure detector are watched only by a
+ *  td__endpoint_watch(). */
 td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
                             struct td__endpoint **endpoint);
 
@@ -82,7 +83,8 @@ typedef struct td__detector_fns {
     void (*tick)(void *arg);
 } td__detector_fns;
 
-/** Starts the failure detector. Once, when the cards of all ranks are known, or in a world that grows this rank's. */
+/** Starts the failure detector. Once, when the cards of all ranks are known; in a world that grows, at least this
+ *  rank's. */
 td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__detector_fns *fns,
                                       void *arg);
 

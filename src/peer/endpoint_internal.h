@@ -81,7 +81,7 @@ struct td__endpoint {
     int rank;
     int capacity;    /* ranks are below this */
     atomic_int size; /* and those that are known below this */
-    bool grows;      /* ranks may be added at any time; there is no ring of lifelines */
+    bool grows;      /* ranks may be added at any time */
     bool shared;
     struct td__domain *domain;      /* NULL in a world of one rank */
     TAILQ_ENTRY(td__endpoint) link; /* of the domain */

@@ -7,8 +7,8 @@
  *                           host is cut off
  *     all other ranks       by the loss reports of other ranks
  *
- * So each rank is watched by all ranks of its host, or by the rank before it; in an endpoint that grows, there is no
- * next rank, and ranks are watched by td__endpoint_watch() alone. A loss is reported to all other ranks:
+ * So each rank is watched by all ranks of its host, or by the rank before it; in a world that grows, a rank that is added
+ * later only by those of a td__endpoint_watch(). A loss is reported to all other ranks:
  * by the lowest rank left on the host of the lost one, and by the ranks with a lifeline to it. Leaving is not
  * reported. But a rank that leaves handles the pending events, and reports the losses among them: other ranks rely on
  * that.
@@ -179,6 +179,16 @@ static bool same_host(const struct td__endpoint *endpoint, int a, int b)
     return td__peer(endpoint, a)->host == td__peer(endpoint, b)->host;
 }
 
+/* The first known rank after `rank`, or before it, in a ring of all; `rank` itself if there is no other. */
+static int neighbour(const struct td__endpoint *endpoint, int rank, int step)
+{
+    int size = atomic_load(&endpoint->size), at = rank;
+    do
+        at = (at + step + size) % size;
+    while (!td__peer(endpoint, at));
+    return at;
+}
+
 /* The lowest other rank that is left on the host of `rank`. A rank announces that it leaves before it handles its last
  * events, so a rank that is present here will handle the same events. */
 static int reporter_for(const struct td__endpoint *endpoint, int rank)
@@ -343,12 +353,12 @@ static td__deadline await_reports(struct td__endpoint *endpoint)
 static void find_out(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = td__peer(endpoint, rank);
-    int before = (rank + endpoint->capacity - 1) % endpoint->capacity;
+    int before = neighbour(endpoint, rank, -1);
     enum td__presence presence = TD__GONE;
     int wait_status = peer->queries ? TD__STATUS_UNKNOWN : await_exit(peer);
     if (wait_status != TD__STATUS_UNKNOWN && wait_status != 0)
         presence = TD__ENDED;
-    bool may_query = presence == TD__GONE && peer->queries < QUERIES && !endpoint->grows &&
+    bool may_query = presence == TD__GONE && peer->queries < QUERIES &&
                      !atomic_load(&endpoint->leaving) && before != endpoint->rank &&
                      is_present(endpoint, before) && !probe(endpoint, before);
     if (may_query)
@@ -420,16 +430,14 @@ void td__presence_begin(struct td__endpoint *endpoint)
         if (peer->process_watched && watch_process(endpoint, r))
             lose_process(endpoint, r);
     }
-    if (endpoint->grows)
+    int next = neighbour(endpoint, endpoint->rank, 1);
+    peer = td__peer(endpoint, next);
+    if (next == endpoint->rank || peer->process_watched)
         return;
     /* At once, so that the next rank is watched from the start. */
-    int next = (endpoint->rank + 1) % endpoint->capacity;
-    if (!same_host(endpoint, next, endpoint->rank) && connect_lifeline(endpoint, next)) {
-        atomic_store(&td__peer(endpoint, next)->wanted, 2);
-    } else if (!td__peer(endpoint, next)->process_watched) {
-        atomic_store(&td__peer(endpoint, next)->wanted, 1);
-        atomic_store(&endpoint->lifelines_wanted, 1);
-    }
+    bool opened = connect_lifeline(endpoint, next);
+    atomic_store(&peer->wanted, opened ? 2 : 1);
+    atomic_store(&endpoint->lifelines_wanted, !opened);
 }
 
 /* There is no event for a rank of this host that leaves while its process runs on, nor for a lifeline whose host is

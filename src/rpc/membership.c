@@ -27,6 +27,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     FIRST_CHECK_MS = 100, /* how often a worker that leaves checks on the others … */
@@ -74,10 +75,12 @@ static td_status check_former(struct td__rpc_agent *agent, const td_bytes *publi
     struct td__reader reader = td__reader_of(published->data, published->size);
     td__reader_string(&reader, TD_RPC_MAX_NAME);
     td_bytes card = {.data = (char *)reader.at, .size = (size_t)(reader.end - reader.at)};
-    if (reader.failed || td__endpoint_add_rank(agent->endpoint, agent->limit, &card))
+    int fd;
+    if (reader.failed || td__endpoint_add_rank(agent->endpoint, agent->limit, &card) ||
+        td__endpoint_connect_briefly(agent->endpoint, agent->limit, TD__LINKS, TD__CHANNEL_RPC,
+                                     td__deadline_in_ms(FIND_OUT_MS), &fd))
         return TD_OK;
-    if (td__endpoint_find_out(agent->endpoint, agent->limit, td__deadline_in_ms(FIND_OUT_MS)))
-        return TD_OK;
+    close(fd);
     char described[160];
     snprintf(described, sizeof described, "%s",
              strchr(td__endpoint_describe(agent->endpoint, agent->limit), '('));
@@ -366,10 +369,12 @@ td_status td__membership_join(struct td__rpc_agent *agent, td_store *given, cons
     if (!status)
         status = td__worker_introduce(agent, agent->rank,
                                       &(td_bytes){.data = (char *)card.data, .size = card.size});
+    if (!status && !agent->dynamic)
+        status = join_fixed(agent, given, &card);
     if (!status)
         status = td__workers_watch(agent);
-    if (!status)
-        status = agent->dynamic ? join_dynamic(agent, &card) : join_fixed(agent, given, &card);
+    if (!status && agent->dynamic)
+        status = join_dynamic(agent, &card);
     td__buffer_free(&card);
     return status;
 }

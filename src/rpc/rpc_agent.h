@@ -361,7 +361,9 @@ static inline struct td__rpc_worker *td__worker_from(const struct td__rpc_agent 
 /** The same, and it is known from now on. NULL: no memory. */
 struct td__rpc_worker *td__worker_get(struct td__rpc_agent *agent, int rank);
 
-/** Makes the table of workers, and the endpoint; and starts to watch the workers of links. */
+enum { TD__LINKS = 1 }; /* the group of the agent's links at the endpoint */
+
+/** Makes the table of workers, and the endpoint; and starts to watch the next worker, and those of links. */
 td_status td__workers_open(struct td__rpc_agent *agent, const char *host, bool shared);
 td_status td__workers_watch(struct td__rpc_agent *agent);
 

@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 enum {
-    LINKS = 1, /* the group of the agent's links at the endpoint */
     HANDSHAKE_MS = 10000,
     STEP_MS = 300,
     FIND_OUT_MS = 900,
@@ -131,14 +130,14 @@ static void on_link(void *arg, int rank, int fd);
 void td__workers_listen(struct td__rpc_agent *agent)
 {
     if (agent->limit > 1)
-        td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, on_link, agent);
+        td__endpoint_listen(agent->endpoint, TD__LINKS, TD__CHANNEL_RPC, on_link, agent);
 }
 
 void td__workers_close(struct td__rpc_agent *agent)
 {
     if (!agent->waiter.wake)
         return;
-    td__endpoint_listen(agent->endpoint, LINKS, TD__CHANNEL_RPC, NULL, NULL);
+    td__endpoint_listen(agent->endpoint, TD__LINKS, TD__CHANNEL_RPC, NULL, NULL);
     td__endpoint_remove_waiter(agent->endpoint, &agent->waiter);
 }
 
@@ -323,7 +322,7 @@ td_status td__worker_connect(struct td__rpc_agent *agent, int rank, td__deadline
         td__deadline step = td__deadline_earlier(deadline, td__deadline_in_ms(STEP_MS));
         if (atomic_load(&agent->stopping))
             return td_fail(TD_ERR_ABORTED, "this worker was shut down");
-        status = td__endpoint_connect(agent->endpoint, rank, LINKS, TD__CHANNEL_RPC, step, fd);
+        status = td__endpoint_connect(agent->endpoint, rank, TD__LINKS, TD__CHANNEL_RPC, step, fd);
     } while (status == TD_ERR_TIMEOUT && !td__deadline_passed(deadline));
     return status;
 }
