@@ -142,6 +142,29 @@ static void call_while_cut(void)
     boxes_end();
 }
 
+/* A message to another host is kept until it is known to have arrived, and a tensor with it: that one is lent by a worker
+ * of this host, and must not stay so. */
+RANKS(a_borrowed_tensor_goes_to_another_host, .ranks = 4, .arg = &mixed)
+{
+    TD_SCOPE;
+    begin();
+    if (td_test_rank() == 1)
+        CHECK(td_rpc_sync("w1", "keep", TD_ARGS(td_full(TD_SHAPE(4096), 3, TD_F32)), NULL));
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        TD_SCOPE;
+        td_value *borrowed = td_rpc_sync("w1", "kept", TD_NO_ARGS, NULL);
+        CHECK(td_rpc_sync("w2", "echo", TD_ARGS(borrowed), NULL));
+    }
+    td_test_barrier();
+    if (td_test_rank() == 1) {
+        CHECK_SOON(boxes_leases() == 0);
+        CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
+    }
+    td_test_barrier();
+    boxes_end();
+}
+
 RANKS(cut_again_and_again_shm, .ranks = 3, .arg = &shm)
 {
     call_while_cut();

@@ -507,11 +507,12 @@ static void check_complete(struct td__rpc_link *link)
     if (size)
         return;
     struct td__incoming *incoming = link->incoming;
+    bool tensors = incoming->header.elements; /* which the sender keeps until then */
     link->incoming = NULL;
     link->header_have = 0;
     td__agent_receive(link, incoming);
     if (!link->local &&
-        (++link->untold >= ACK_MESSAGES || link->received - link->told >= ACK_BYTES))
+        (tensors || ++link->untold >= ACK_MESSAGES || link->received - link->told >= ACK_BYTES))
         acknowledge(link);
 }
 
