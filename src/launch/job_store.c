@@ -4,6 +4,7 @@
 #include "base/auth.h"
 #include "base/fail.h"
 #include "os/address.h"
+#include "os/socket.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -47,27 +48,17 @@ static td_status open_at(const struct td__run_options *options, const struct td_
     return TD_OK;
 }
 
-/* Whether the endpoint of the store is an address of this host: then a socket can be bound to it.
- * --local-addr decides where that cannot be seen from here, behind address translation. */
+/* Whether the endpoint of the store is an address of this host. --local-addr decides where that cannot be seen from
+ * here, behind address translation. */
 static bool owns_endpoint(const struct td__run_options *options)
 {
-    struct td__address_list list;
-    bool retry, owns = false;
     if (options->local_addr) {
         char ours[512], theirs[512];
         td__endpoint_text(options->local_addr, 0, ours, sizeof ours);
         td__endpoint_text(options->host, 0, theirs, sizeof theirs);
         return !strcmp(ours, theirs);
     }
-    if (td__resolve(options->host, 0, td__deadline_in_ms(HOST_MS), &list, &retry))
-        return false;
-    for (int i = 0; i < list.count && !owns; i++) {
-        int fd = socket(list.at[i].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        owns = fd >= 0 && !bind(fd, &list.at[i].any, list.at[i].size);
-        if (fd >= 0)
-            close(fd);
-    }
-    return owns;
+    return td__host_is_here(options->host, td__deadline_in_ms(HOST_MS));
 }
 
 /* Hosts the store when this host owns the endpoint and no launcher here was faster. */

@@ -210,6 +210,21 @@ static void find_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *)
     resolve_stand_in(address);
 }
 
+bool td__host_is_here(const char *host, td__deadline deadline)
+{
+    struct td__address_list list;
+    bool retry, here = false;
+    if (td__resolve(host, 0, deadline, &list, &retry))
+        return false;
+    for (int i = 0; i < list.count && !here; i++) {
+        int fd = socket(list.at[i].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        here = fd >= 0 && !bind(fd, &list.at[i].any, list.at[i].size);
+        if (fd >= 0)
+            close(fd);
+    }
+    return here;
+}
+
 void td__local_address(int fd, struct td__address *address)
 {
     find_address(fd, getsockname, address);

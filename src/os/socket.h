@@ -27,6 +27,9 @@ int td__recv_all(int fd, void *data, size_t size, td__deadline deadline);
 /** Waits until `fd` is ready for `events` of poll(). 0, or an errno: ETIMEDOUT. */
 int td__wait_fd(int fd, short events, td__deadline deadline);
 
+/** Whether an address of `host` belongs to this machine: then a socket can be bound to it. */
+bool td__host_is_here(const char *host, td__deadline deadline);
+
 /** The local and the remote end of a socket; for a plain end of TLS (os/tls.h) those of the connection
  *  behind it. */
 void td__local_address(int fd, struct td__address *address);

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "os/address.h"
+#include "os/socket.h"
 #include "store/peer_watch.h"
 #include "store/store_ops.h"
 
@@ -12,8 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 enum { NEIGHBOUR_MS = 2000, BACK_EARLY_NS = 5000000 };
 
@@ -201,22 +200,6 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
 
 /* ---- Without a rank -------------------------------------------------------------------------- */
 
-/* Whether an address of `host` belongs to this machine: then a socket can be bound to it. */
-static bool is_here(const char *host, td__deadline deadline)
-{
-    struct td__address_list list;
-    bool retry, here = false;
-    if (td__resolve(host, 0, deadline, &list, &retry))
-        return false;
-    for (int i = 0; i < list.count && !here; i++) {
-        int fd = socket(list.at[i].any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        here = fd >= 0 && !bind(fd, &list.at[i].any, list.at[i].size);
-        if (fd >= 0)
-            close(fd);
-    }
-    return here;
-}
-
 /* The process that hosts the store may close it while another one connects; so both are tried in turns. */
 td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_ms,
                                     td_store **store)
@@ -227,7 +210,7 @@ td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_
     TD_TRY(check_launcher());
     td__endpoint_text(host, port, address, sizeof address);
     const char *agent = td__env("TANDEM_AGENT_STORE");
-    bool here = !(agent && td__endpoint_is(address, agent)) && is_here(host, deadline);
+    bool here = !(agent && td__endpoint_is(address, agent)) && td__host_is_here(host, deadline);
     if (port == 0)
         return td_fail(TD_ERR_INVALID,
                        "the store at %s: port 0 means any free port, and other processes could not "
