@@ -225,3 +225,43 @@ RANKS(large_tensors_tcp, .ranks = 2, .arg = &tcp)
     }
     boxes_end();
 }
+
+/* Tensors that wait in a queue: for the connection, and because all buffers are full. A later write does not reach them. */
+static void write_after_sending(int64_t elements, int count)
+{
+    begin();
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        TD_SCOPE;
+        td_future *futures[400];
+        td_tensor *x = td_full(TD_SHAPE(elements), 0, TD_F32);
+        for (int i = 0; i < count; i++) {
+            CHECK((futures[i] = td_rpc_async("w1", "echo", TD_ARGS(x), NULL)));
+            CHECK_OK(td_add_(x, td_full(TD_SHAPE(1), 1, TD_F32)));
+        }
+        for (int i = 0; i < count; i++) {
+            td_tensor *back = td_value_tensor(td_future_wait(futures[i], 0));
+            if (!back)
+                FAIL("%s", td_last_error());
+            CHECK_EQ(((float *)td_tensor_data(back))[0], i);
+            CHECK_EQ(((float *)td_tensor_data(back))[elements - 1], i);
+        }
+        CHECK_EQ(((float *)td_tensor_data(x))[elements - 1], count);
+    }
+    boxes_end();
+}
+
+RANKS(written_after_it_was_sent_tcp, .ranks = 2, .arg = &tcp)
+{
+    write_after_sending(1 << 20, 12);
+}
+
+RANKS(small_ones_written_after_they_were_sent_tcp, .ranks = 2, .arg = &tcp)
+{
+    write_after_sending(900, 400);
+}
+
+RANKS(small_ones_written_after_they_were_sent_shm, .ranks = 2, .arg = &shm)
+{
+    write_after_sending(900, 400);
+}

@@ -196,7 +196,8 @@ TD_API td_rref *td_remote(const char *to, const char *function, td_value *args,
 
 /* ---- Tensors ------------------------------------------------------------------------------------
  *
- * A tensor in a call or a result is the receiver's own: it may be changed, and the sender's is not.
+ * A tensor in a call or a result is the receiver's own: it may be changed, and the sender's is not. It arrives as it was
+ * when the call was made, whatever the sender changes in place by a function of this library afterwards.
  *
  * On one host, it goes by reference. The receiver reads the memory of the sender, which lends it: the lease ends when
  * the receiver has released its last tensor over it, or has ended. If the sender changes the tensor in place meanwhile

@@ -132,6 +132,8 @@ void td__message_free(struct td__message *message)
         struct td__outgoing_tensor *outgoing = &message->tensors[i];
         td_tensor_release(outgoing->tensor);
         td_tensor_release(outgoing->held);
+        if (outgoing->frozen)
+            td__lease_return(outgoing->frozen);
         if (!sent && outgoing->lease)
             td__rpc_lease_end(message->agent, message->to, outgoing->lease);
     }
@@ -177,6 +179,21 @@ static td_status keep_recorded(struct td__message *message, td_tensor *tensor)
     return TD_OK;
 }
 
+/* A message may wait for room, or for a link: a later write of the program to the tensor must not change it. */
+static bool freeze(struct td__outgoing_tensor *outgoing)
+{
+    struct td__storage *storage = outgoing->tensor->storage;
+    bool small = layout_bytes(&outgoing->tensor->layout) < TD__LEND_FROM;
+    if (small || td__storage_is_borrowed(storage) || !storage->free_fn) {
+        td_tensor *copy = td__clone(outgoing->tensor);
+        td_tensor_release(outgoing->tensor);
+        outgoing->tensor = copy;
+        return copy;
+    }
+    outgoing->elements = td_tensor_data(outgoing->tensor);
+    return !td__storage_lend(storage, &outgoing->frozen);
+}
+
 static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
 {
     struct td__message *message = arg;
@@ -208,6 +225,10 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
         record.flags |= LENT;
         td_tensor_release(kept);
         outgoing = (struct td__outgoing_tensor){.lease = record.lease};
+    } else if (message->to != message->agent->rank && kept->storage == tensor->storage &&
+               !freeze(&outgoing)) {
+        td_tensor_release(outgoing.tensor);
+        return TD_ERR_NOMEM;
     }
     put_record(&message->record_bytes, &record);
     *number = message->count;
@@ -299,7 +320,8 @@ const void *td__message_next(const struct td__message *message, size_t *size)
         size_t bytes = tensor ? layout_bytes(&tensor->layout) : 0;
         if (at < bytes) {
             *size = bytes - at;
-            return (const char *)td_tensor_data(tensor) + at;
+            const char *elements = message->tensors[i].elements;
+            return (elements ? elements : (const char *)td_tensor_data(tensor)) + at;
         }
         at -= bytes;
     }

@@ -68,6 +68,9 @@ struct td__outgoing_tensor {
     td_tensor *tensor; /* contiguous; NULL for one that is lent */
     td_tensor *held;   /* one that is sent back to its lender, until it is sent */
     uint64_t lease;    /* its number; 0: not lent */
+    struct td__lease
+        *frozen;          /* of `tensor`: its elements do not change until they are sent; or NULL */
+    const char *elements; /* these */
 };
 
 /** A reference that a message carries: the value, a fork that the sender has made for the receiver, and the owner's
