@@ -189,8 +189,10 @@ void td__contexts_lost(struct td__rpc_agent *agent, int rank)
             break;
         td__context_end(agent, id);
     }
-    if (rank < 0)
+    pthread_mutex_lock(&agent->context_lock);
+    if (!agent->contexts.size)
         td__map_free(&agent->contexts);
+    pthread_mutex_unlock(&agent->context_lock);
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
