@@ -17,7 +17,6 @@
  *     kind                    "fixed" or "dynamic": the first worker decides */
 #include "base/fail.h"
 #include "base/number.h"
-#include "peer/wait_event.h"
 #include "rpc/lease.h"
 #include "rpc/rpc_agent.h"
 #include "store/address_exchange.h"
