@@ -72,8 +72,8 @@ static void turn(struct training *training, td_tensor *input, td_tensor *target)
 /* Turns of both, until the first rank's time is over. */
 static void train_in_turns(struct training *both, double seconds)
 {
-    td_tensor *input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
-    td_tensor *target = td_randint(0, 10, TD_SHAPE(64), TD_I64);
+    td_tensor *input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32, NULL);
+    td_tensor *target = td_randint(0, 10, TD_SHAPE(64), TD_I64, NULL);
     for (int i = 0; i < 2; i++)
         for (int s = 0; s < WARM_UP; s++)
             step(&both[i], input, target);

@@ -70,7 +70,7 @@ td_tensor *bench_made(td_tensor *tensor)
 
 td_tensor *bench_filled(const int64_t *shape, int ndim)
 {
-    td_tensor *tensor = bench_made(td_empty(shape, ndim, TD_F32));
+    td_tensor *tensor = bench_made(td_empty(shape, ndim, TD_F32, NULL));
     float *data = td_tensor_data(tensor);
     uint32_t state = 1;
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++) {

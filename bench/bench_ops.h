@@ -4,7 +4,7 @@
 
 #include "measure.h"
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/ops.h>
 
@@ -14,7 +14,7 @@
 struct ops_row {
     const char *what, *pass;
     td_tensor *out, *a, *b, *c;
-    struct td__window window;
+    td_window window;
     void (*call)(const struct ops_row *row);
     const void *arg;
 };

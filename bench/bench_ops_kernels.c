@@ -2,7 +2,7 @@
  * each gradient. */
 #include "bench_ops.h"
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #define KERNELS (&td__cpu_kernels)
 
@@ -76,7 +76,7 @@ static void bench_conv(const char *what, const int64_t x_shape[4], int64_t group
 {
     {
         TD_SCOPE;
-        struct td__window w = {{kernel, kernel},
+        td_window w = {{kernel, kernel},
                                {stride, stride},
                                {padding, padding},
                                {dilation, dilation},
@@ -110,10 +110,10 @@ static void bench_pool(const char *what, int64_t n, int64_t c, int64_t size)
 {
     {
         TD_SCOPE;
-        struct td__window w = {{2, 2}, {2, 2}, {0, 0}, {1, 1}, .groups = 1};
+        td_window w = {{2, 2}, {2, 2}, {0, 0}, {1, 1}, .groups = 1};
         td_tensor *x = bench_filled(SHAPE(n, c, size, size)),
                   *y = bench_filled(SHAPE(n, c, size / 2, size / 2));
-        td_tensor *indices = td_zeros(SHAPE(n, c, size / 2, size / 2), TD_I32);
+        td_tensor *indices = td_zeros(SHAPE(n, c, size / 2, size / 2), TD_I32, NULL);
         ops_row(&(struct ops_row){what, "forward", y, x, indices, NULL, w, .call = call_pool});
         ops_row(
             &(struct ops_row){what, "grad_input", x, y, indices, NULL, w, .call = call_pool_grad});

@@ -190,8 +190,8 @@ static void measure(const struct settings *settings, td_pipeline *pipeline, stru
 {
     TD_SCOPE;
     int64_t samples = (int64_t)SAMPLES * settings->micro_batches;
-    td_tensor *x = td_randn(TD_SHAPE(samples, settings->width), TD_F32);
-    td_tensor *y = td_zeros(TD_SHAPE(samples), TD_F32);
+    td_tensor *x = td_randn(TD_SHAPE(samples, settings->width), TD_F32, NULL);
+    td_tensor *y = td_zeros(TD_SHAPE(samples), TD_F32, NULL);
     for (int s = -WARM_UP; s < settings->steps; s++) {
         bench_check(td_module_zero_grad(td_pipeline_module(pipeline)));
         bench_check(td_barrier(NULL, NULL));

@@ -253,7 +253,7 @@ static int64_t first_byte(struct bench *bench)
 static int64_t first_byte_new(struct bench *bench)
 {
     TD_SCOPE;
-    td_tensor *tensor = td_ones(TD_SHAPE(ELEMENTS), TD_F32);
+    td_tensor *tensor = td_ones(TD_SHAPE(ELEMENTS), TD_F32, NULL);
     call_once(bench);
     return send_tensor(tensor, "first", false);
 }
@@ -555,7 +555,7 @@ static void measure_all(struct bench *bench)
     int64_t pid = 0;
     bench_check(td_value_int(checked(td_rpc_sync("b", "process", TD_NO_ARGS, NULL)), &pid));
     bench->callee = (pid_t)pid;
-    bench->tensor = td_ones(TD_SHAPE(ELEMENTS), TD_F32);
+    bench->tensor = td_ones(TD_SHAPE(ELEMENTS), TD_F32, NULL);
     bench->counter = td_remote("b", "Counter", TD_NO_ARGS, NULL);
     if (!bench->tensor || !bench->counter)
         bench_die("%s", td_last_error());

@@ -50,7 +50,7 @@ enum { TOKENS, POSITIONS, BLOCKS, HEAD }; /* the children of the transformer */
 static td_tensor *transformer_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     (void)count;
-    td_tensor *positions = td_arange(0, SEQUENCE, 1, TD_I64);
+    td_tensor *positions = td_arange(0, SEQUENCE, 1, TD_I64, NULL);
     td_tensor *x = td_add(td_forward(td_child(module, TOKENS), inputs[0]),
                           td_forward(td_child(module, POSITIONS), positions));
     x = td_forward(td_child(module, BLOCKS), x);
@@ -74,13 +74,13 @@ static td_module *transformer(void)
 
 static void make_images(struct training *training)
 {
-    training->input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
-    training->target = td_randint(0, 10, TD_SHAPE(64), TD_I64);
+    training->input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32, NULL);
+    training->target = td_randint(0, 10, TD_SHAPE(64), TD_I64, NULL);
 }
 
 static void make_text(struct training *training)
 {
-    td_tensor *text = td_randint(0, VOCABULARY, TD_SHAPE(8, SEQUENCE + 1), TD_I64);
+    td_tensor *text = td_randint(0, VOCABULARY, TD_SHAPE(8, SEQUENCE + 1), TD_I64, NULL);
     {
         TD_SCOPE;
         training->input = td_tensor_retain(td_clone(td_narrow(text, 1, 0, SEQUENCE)));

@@ -30,7 +30,7 @@ static td_status process(int rank, void *arg)
     td_status status = td_init_process_group(NULL); /* td_spawn() has set the environment */
     if (status)
         return status;
-    td_tensor *tensor = td_zeros(TD_SHAPE(1), TD_F32);
+    td_tensor *tensor = td_zeros(TD_SHAPE(1), TD_F32, NULL);
     status = tensor ? run(rank, tensor) : TD_ERR_NOMEM;
     td_tensor_release(tensor);
     return status ? status : td_destroy_process_group();

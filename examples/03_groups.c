@@ -25,7 +25,7 @@ static double count_ranks(td_group *group)
     double count = 0;
     {
         TD_SCOPE;
-        td_tensor *tensor = td_ones(TD_SHAPE(1), TD_F32);
+        td_tensor *tensor = td_ones(TD_SHAPE(1), TD_F32, NULL);
         check(td_all_reduce(tensor, TD_SUM, group, NULL));
         count = td_item(tensor);
     }

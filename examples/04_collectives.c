@@ -26,7 +26,7 @@ static void check(td_status status)
 
 static td_tensor *scalar(double value)
 {
-    return td_full(TD_SHAPE(1), value, TD_F32);
+    return td_full(TD_SHAPE(1), value, TD_F32, NULL);
 }
 
 static void show(const char *call, td_tensor *const *tensors, int count)

@@ -68,8 +68,8 @@ int main(void)
     for (int halves = 0; halves < 2; halves++) {
         TD_SCOPE;
         /* A list of views: each tensor of it is one element of `numbers`. */
-        td_tensor *list[MOST], *numbers = td_arange(0, size, 1, TD_F32);
-        td_tensor *own = td_zeros(NULL, 0, TD_F32);
+        td_tensor *list[MOST], *numbers = td_arange(0, size, 1, TD_F32, NULL);
+        td_tensor *own = td_zeros(NULL, 0, TD_F32, NULL);
         for (int i = 0; i < size; i++)
             list[i] = td_select(numbers, 0, i);
         scatter(own, list, halves);

@@ -27,9 +27,9 @@ static td_dataset *make_up_images(void)
     td_dataset *dataset = NULL;
     {
         TD_SCOPE;
-        td_tensor *target = td_randint(0, CLASSES, TD_SHAPE(SAMPLES), TD_I64);
-        td_tensor *classes = td_randn(TD_SHAPE(CLASSES, 1, 28, 28), TD_F32);
-        td_tensor *noise = td_randn(TD_SHAPE(SAMPLES, 1, 28, 28), TD_F32);
+        td_tensor *target = td_randint(0, CLASSES, TD_SHAPE(SAMPLES), TD_I64, NULL);
+        td_tensor *classes = td_randn(TD_SHAPE(CLASSES, 1, 28, 28), TD_F32, NULL);
+        td_tensor *noise = td_randn(TD_SHAPE(SAMPLES, 1, 28, 28), TD_F32, NULL);
         td_tensor *input = td_add_scaled(td_index_select(classes, 0, target), noise, 0.3);
         dataset = td_tensor_dataset(input, target); /* it keeps both */
     }

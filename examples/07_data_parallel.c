@@ -32,7 +32,7 @@ static td_tensor *forward(td_module *module, td_tensor *const *inputs, int count
     (void)count;
     if (!silent)
         printf("inside: %d of %d samples on %s\n", (int)td_tensor_size(inputs[0], 0), BATCH,
-               td_tensor_device(inputs[0]));
+               td_device_name(td_tensor_device(inputs[0])));
     return td_forward(td_child(module, 0), inputs[0]);
 }
 
@@ -51,7 +51,7 @@ static td_dataset *make_data(void)
     td_dataset *data = NULL;
     {
         TD_SCOPE;
-        td_tensor *x = td_randn(TD_SHAPE(SAMPLES, INPUTS), TD_F32);
+        td_tensor *x = td_randn(TD_SHAPE(SAMPLES, INPUTS), TD_F32, NULL);
         data = td_tensor_dataset(x, td_contiguous(td_narrow(x, 1, 0, OUTPUTS)));
     }
     return data;
@@ -59,7 +59,8 @@ static td_dataset *make_data(void)
 
 int main(void)
 {
-    const char *device = "cpu:0"; /* of the module itself, and of the gathered results */
+    td_device *device = td_device_get(
+        "cpu:0"); /* of the module itself, and of the gathered results */
     td_manual_seed(1);
     td_module *model = td_data_parallel(make_model(),
                                         &(td_data_parallel_options){.device_count = 2});
@@ -82,7 +83,7 @@ int main(void)
             sum += td_item(loss);
             if (!silent)
                 printf("outside: %d results on %s\n", (int)td_tensor_size(output, 0),
-                       td_tensor_device(output));
+                       td_device_name(td_tensor_device(output)));
             silent = true;
         }
         check(!td_loader_status(loader));

@@ -19,8 +19,8 @@ static td_dataset *make_data(void)
     td_manual_seed(1); /* the same on all ranks */
     {
         TD_SCOPE;
-        td_tensor *x = td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32);
-        td_tensor *w = td_randn(TD_SHAPE(WIDTH, WIDTH), TD_F32);
+        td_tensor *x = td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32, NULL);
+        td_tensor *w = td_randn(TD_SHAPE(WIDTH, WIDTH), TD_F32, NULL);
         data = td_tensor_dataset(x, td_mul_scalar(td_matmul(x, w), 0.3));
     }
     return data;

@@ -27,12 +27,12 @@ static td_status set_up(const struct job *job, int global_rank)
         .init_method = job->url, .rank = global_rank, .world_size = job->nodes * PER_NODE});
 }
 
-static td_status train_step(td_module *model, td_optimizer *sgd, const char *device, double *value)
+static td_status train_step(td_module *model, td_optimizer *sgd, td_device *device, double *value)
 {
     td_status status = TD_OK;
     {
         TD_SCOPE;
-        td_tensor *x = td_tensor_to(td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32), device);
+        td_tensor *x = td_tensor_to(td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32, NULL), device);
         td_optimizer_zero_grad(sgd);
         td_tensor *loss = td_mse_loss(td_forward(model, x), x); /* learns the identity */
         status = td_backward(loss);
@@ -50,8 +50,9 @@ static td_status process(int local_rank, void *arg)
     td_status status = set_up(job, global_rank);
     if (status)
         return status;
-    char device[16];
-    snprintf(device, sizeof device, "cpu:%d", local_rank);
+    char name[16];
+    snprintf(name, sizeof name, "cpu:%d", local_rank);
+    td_device *device = td_device_get(name);
     td_manual_seed((uint64_t)global_rank); /* different data on each rank */
     td_module *net = td_linear(WIDTH, WIDTH);
     td_module_to(net, device);
@@ -65,8 +66,8 @@ static td_status process(int local_rank, void *arg)
         TD_SCOPE;
         printf("node %d, local rank %d on %s, global rank %d of %d: loss %.4f to %.4f, "
                "weights %.9g\n",
-               job->node_rank, local_rank, device, global_rank, td_get_world_size(NULL), first,
-               last, td_item(td_norm(td_module_parameter(model, "module.weight"))));
+               job->node_rank, local_rank, name, global_rank, td_get_world_size(NULL), first, last,
+               td_item(td_norm(td_module_parameter(model, "module.weight"))));
     }
     td_optimizer_destroy(sgd);
     td_module_destroy(model);

@@ -27,7 +27,7 @@ static void check(bool good)
 /* The loss for random inputs, whose first elements are the targets. */
 static td_tensor *forward(td_module *model)
 {
-    td_tensor *x = td_randn(TD_SHAPE(BATCH, INPUTS), TD_F32);
+    td_tensor *x = td_randn(TD_SHAPE(BATCH, INPUTS), TD_F32, NULL);
     return td_mse_loss(td_forward(model, x), td_narrow(x, 1, 0, OUTPUTS));
 }
 

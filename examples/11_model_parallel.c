@@ -22,12 +22,14 @@ static void check(bool good)
     exit(1);
 }
 
+static td_device *first_device, *second_device;
+
 static td_tensor *toy_forward(td_module *toy, td_tensor *const *inputs, int count)
 {
     (void)count;
-    td_tensor *x = td_forward(td_child(toy, NET1), td_tensor_to(inputs[0], "cpu:0"));
+    td_tensor *x = td_forward(td_child(toy, NET1), td_tensor_to(inputs[0], first_device));
     x = td_forward(td_child(toy, RELU), x);
-    return td_forward(td_child(toy, NET2), td_tensor_to(x, "cpu:1"));
+    return td_forward(td_child(toy, NET2), td_tensor_to(x, second_device));
 }
 
 static const td_module_ops toy_ops = {.name = "ToyModel", .forward = toy_forward};
@@ -38,7 +40,8 @@ static td_module *make_toy_model(void)
     td_module_add_child(toy, "net1", td_linear(10, 10));
     td_module_add_child(toy, "relu", td_relu());
     td_module_add_child(toy, "net2", td_linear(10, 5));
-    if (td_module_to(td_child(toy, NET1), "cpu:0") || td_module_to(td_child(toy, NET2), "cpu:1")) {
+    if (td_module_to(td_child(toy, NET1), first_device) ||
+        td_module_to(td_child(toy, NET2), second_device)) {
         td_module_destroy(toy);
         return NULL;
     }
@@ -47,6 +50,8 @@ static td_module *make_toy_model(void)
 
 int main(void)
 {
+    first_device = td_device_get("cpu:0");
+    second_device = td_device_get("cpu:1");
     check(!td_init_process_group(NULL));
     int rank = td_get_rank(NULL);
     td_manual_seed((uint64_t)rank);
@@ -57,8 +62,9 @@ int main(void)
     double first = 0, last = 0;
     for (int step = 0; step < STEPS; step++) {
         TD_SCOPE;
-        td_tensor *x = td_randn(TD_SHAPE(BATCH, 10), TD_F32);
-        td_tensor *labels = td_tensor_to(td_narrow(x, 1, 0, 5), "cpu:1"); /* where the output is */
+        td_tensor *x = td_randn(TD_SHAPE(BATCH, 10), TD_F32, NULL);
+        td_tensor *labels = td_tensor_to(td_narrow(x, 1, 0, 5),
+                                         second_device); /* where the output is */
         td_optimizer_zero_grad(sgd);
         td_tensor *loss = td_mse_loss(td_forward(model, x), labels);
         check(!td_backward(loss) && !td_optimizer_step(sgd));
@@ -68,9 +74,9 @@ int main(void)
     {
         TD_SCOPE;
         printf("rank %d: net1 on %s, net2 on %s, loss %.4f to %.4f, weights %.9g\n", rank,
-               td_tensor_device(td_module_parameter(model, "module.net1.weight")),
-               td_tensor_device(td_module_parameter(model, "module.net2.weight")), first, last,
-               td_item(td_norm(td_module_parameter(model, "module.net1.weight"))));
+               td_device_name(td_tensor_device(td_module_parameter(model, "module.net1.weight"))),
+               td_device_name(td_tensor_device(td_module_parameter(model, "module.net2.weight"))),
+               first, last, td_item(td_norm(td_module_parameter(model, "module.net1.weight"))));
     }
 
     td_optimizer_destroy(sgd);

@@ -22,21 +22,21 @@ static void check(td_status status)
 }
 
 /* On the device of this rank; td_ddp() moves inputs there. */
-static td_module *make_model(const char *device)
+static td_module *make_model(td_device *device)
 {
     td_module *toy = td_sequential(td_linear(10, 10), td_relu(), td_dropout(0.1), td_linear(10, 5),
                                    NULL);
     check(td_module_to(toy, device));
-    return td_ddp(toy, &(td_ddp_options){.device = device});
+    return td_ddp(toy, &(td_ddp_options){.device_ids = &device, .device_count = 1});
 }
 
-static double step(td_module *model, td_optimizer *optimizer, const char *device)
+static double step(td_module *model, td_optimizer *optimizer, td_device *device)
 {
     double value = 0;
     {
         TD_SCOPE;
-        td_tensor *x = td_randn(TD_SHAPE(20, 10), TD_F32);
-        td_tensor *labels = td_tensor_to(td_randn(TD_SHAPE(20, 5), TD_F32), device);
+        td_tensor *x = td_randn(TD_SHAPE(20, 10), TD_F32, NULL);
+        td_tensor *labels = td_tensor_to(td_randn(TD_SHAPE(20, 5), TD_F32, NULL), device);
         check(td_optimizer_zero_grad(optimizer));
         td_tensor *loss = td_mse_loss(td_forward(model, x), labels);
         check(td_backward(loss));
@@ -50,8 +50,9 @@ int main(int argc, char **argv)
 {
     check(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);
-    char device[16];
-    snprintf(device, sizeof device, "cpu:%d", td_get_local_rank());
+    char name[16];
+    snprintf(name, sizeof name, "cpu:%d", td_get_local_rank());
+    td_device *device = td_device_get(name);
     td_manual_seed((uint64_t)rank); /* different weights on each rank; td_ddp() makes them equal */
     td_module *model = make_model(device);
     td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.001, .momentum = 0.9});

@@ -78,7 +78,7 @@ static bool compare(struct ring ring, int64_t count)
         TD_SCOPE;
         /* Small integers, so that the sums have the same bits in any order. */
         td_manual_seed((uint64_t)ring.rank);
-        td_tensor *by_ring = td_randint(-100, 100, &count, 1, TD_F32);
+        td_tensor *by_ring = td_randint(-100, 100, &count, 1, TD_F32, NULL);
         td_tensor *at_once = td_clone(by_ring);
         ring_all_reduce(&ring, by_ring);
         check(td_all_reduce(at_once, TD_SUM, NULL, NULL));

@@ -19,7 +19,7 @@ static void show(td_tensor *tensor)
 
 static void tensors(void)
 {
-    td_tensor *six = td_arange(0, 6, 1, TD_F32);    /* arange(6.) */
+    td_tensor *six = td_arange(0, 6, 1, TD_F32, NULL);    /* arange(6.) */
     td_tensor *a = td_reshape(six, TD_SHAPE(2, 3)); /* six.reshape(2, 3) */
     td_tensor *row = td_select(a, 0, 1);            /* a[1]: a view */
     td_tensor *column = td_narrow(a, 1, 0, 1);      /* a[:, 0:1] */
@@ -39,7 +39,7 @@ static void tensors(void)
 
 static td_status gradients(void)
 {
-    td_tensor *w = td_full(TD_SHAPE(3), 2, TD_F64);    /* full((3,), 2.) */
+    td_tensor *w = td_full(TD_SHAPE(3), 2, TD_F64, NULL);    /* full((3,), 2.) */
     td_tensor_set_requires_grad(w, true);              /* w.requires_grad_() */
     td_tensor *loss = td_sum(td_mul(w, td_square(w))); /* (w * w**2).sum() */
     td_status status = td_backward(loss);              /* loss.backward() */
@@ -57,7 +57,7 @@ static td_status gradients(void)
 /* A failure is reported once, at the end of an expression. */
 static void failures(void)
 {
-    td_tensor *a = td_ones(TD_SHAPE(2, 3), TD_F32), *b = td_ones(TD_SHAPE(4), TD_F32);
+    td_tensor *a = td_ones(TD_SHAPE(2, 3), TD_F32, NULL), *b = td_ones(TD_SHAPE(4), TD_F32, NULL);
     td_tensor *result = td_mean(td_f_relu(td_add(a, b))); /* raises RuntimeError */
     if (!result)
         printf("as expected: %s\n", td_last_error());
@@ -68,7 +68,7 @@ static td_status modules(void)
     td_manual_seed(0); /* the same numbers */
     td_module *net = td_sequential(td_linear(4, 3), td_relu(), td_linear(3, 1), NULL);
     td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 0.1}); /* SGD(net.parameters(), …) */
-    td_tensor *loss = td_square(td_mean(td_forward(net, td_ones(TD_SHAPE(1, 4), TD_F32))));
+    td_tensor *loss = td_square(td_mean(td_forward(net, td_ones(TD_SHAPE(1, 4), TD_F32, NULL))));
     td_status status = td_backward(loss);
     if (!status)
         status = td_optimizer_step(sgd);

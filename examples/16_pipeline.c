@@ -26,7 +26,7 @@ static void check(bool good)
 static td_tensor *embed_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     (void)count;
-    td_tensor *positions = td_arange(0, LENGTH, 1, TD_I64);
+    td_tensor *positions = td_arange(0, LENGTH, 1, TD_I64, NULL);
     return td_add(td_forward(td_child(module, 0), inputs[0]),
                   td_forward(td_child(module, 1), positions));
 }
@@ -77,7 +77,7 @@ int main(void)
     td_manual_seed(1); /* the same batches on the first rank, which has the inputs, and the last */
     for (int step = 0; step < STEPS; step++) {
         TD_SCOPE;
-        td_tensor *text = td_randint(0, TOKENS, TD_SHAPE(BATCH, LENGTH + 1), TD_I64);
+        td_tensor *text = td_randint(0, TOKENS, TD_SHAPE(BATCH, LENGTH + 1), TD_I64, NULL);
         td_tensor *input = td_narrow(text, 1, 1, LENGTH), *target = td_narrow(text, 1, 0, LENGTH);
         /* The first position cannot know the token before it: it repeats itself. */
         target = td_cat(TD_TENSORS(td_narrow(input, 1, 0, 1), td_narrow(target, 1, 1, LENGTH - 1)),

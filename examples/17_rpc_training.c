@@ -86,8 +86,8 @@ static void run_node_a(void)
     for (int step = 0; step < EPOCHS * BATCHES; step++) {
         TD_SCOPE;
         double target = step % BATCHES < BATCHES / 2;
-        td_tensor *x = td_from_array((float[]){1, 2, 1, 2}, TD_SHAPE(BATCH, 2), TD_F32);
-        td_tensor *y = td_full(TD_SHAPE(BATCH, 1), target, TD_F32);
+        td_tensor *x = td_from_array((float[]){1, 2, 1, 2}, TD_SHAPE(BATCH, 2), TD_F32, NULL);
+        td_tensor *y = td_full(TD_SHAPE(BATCH, 1), target, TD_F32, NULL);
 
         TD_DIST_AUTOGRAD(context);
         td_value *predicted = td_rref_sync(net, "forward", TD_ARGS(x), NULL);

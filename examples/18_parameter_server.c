@@ -69,7 +69,7 @@ static void train(int rank)
         td_tensor *w = td_value_tensor(fetched);
         check(!td_tensor_set_requires_grad(w, true));
 
-        td_tensor *x = td_randn(TD_SHAPE(BATCH, FEATURES), TD_F32);
+        td_tensor *x = td_randn(TD_SHAPE(BATCH, FEATURES), TD_F32, NULL);
         td_tensor *y = td_sum_dims(x, TD_DIMS(1), true); /* the weights to be found are 1 */
         td_tensor *loss = td_mse_loss(td_matmul(x, w), y);
         check(!td_backward(loss));
@@ -87,7 +87,7 @@ int main(void)
     char name[32];
     TD_SCOPE;
     if (rank == 0) {
-        weight = td_zeros(TD_SHAPE(FEATURES, 1), TD_F32);
+        weight = td_zeros(TD_SHAPE(FEATURES, 1), TD_F32, NULL);
         check(!td_tensor_set_requires_grad(weight, true));
         optimizer = td_sgd_of(&weight, 1, &(td_sgd_options){.lr = 0.05});
         check(optimizer && !td_rpc_register("get()", get, NULL) &&

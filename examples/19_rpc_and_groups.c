@@ -46,7 +46,7 @@ static td_value *train(td_rpc_call *call, td_value *const *args, int count)
     for (int step = 0; step < STEPS; step++) {
         TD_SCOPE;
         TD_DIST_AUTOGRAD(context);
-        td_tensor *words = td_randint(0, WORDS, TD_SHAPE(BATCH), TD_I64);
+        td_tensor *words = td_randint(0, WORDS, TD_SHAPE(BATCH), TD_I64, NULL);
         td_tensor *classes = td_clone(words);
         for (int64_t *c = td_tensor_data(classes), i = 0; i < BATCH; i++)
             c[i] %= CLASSES;

@@ -21,7 +21,7 @@ int main(void)
     check(td_init_process_group(NULL));
     int rank = td_get_rank(NULL), size = td_get_world_size(NULL);
 
-    td_tensor *tensor = td_empty(TD_SHAPE(4), TD_F32);
+    td_tensor *tensor = td_empty(TD_SHAPE(4), TD_F32, NULL);
     if (!tensor)
         check(TD_ERR_NOMEM);
     float *data = td_tensor_data(tensor);

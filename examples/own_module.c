@@ -122,8 +122,8 @@ int main(void)
     td_manual_seed(1234);
     td_module *net = net_create();
     td_optimizer *adam = td_adam(net, &(td_adam_options){.lr = 0.003});
-    td_tensor *images = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
-    td_tensor *classes = td_randint(0, 10, TD_SHAPE(64), TD_I64);
+    td_tensor *images = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32, NULL);
+    td_tensor *classes = td_randint(0, 10, TD_SHAPE(64), TD_I64, NULL);
     td_status status = td_register_module(&net_ops);
     if (!status)
         status = adam ? train(net, adam, images, classes) : TD_ERR_INVALID;

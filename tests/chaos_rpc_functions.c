@@ -13,7 +13,7 @@ static float element(uint64_t key, int64_t index)
 
 td_tensor *keyed_tensor(uint64_t key, int64_t count)
 {
-    td_tensor *tensor = td_empty(TD_SHAPE(count), TD_F32);
+    td_tensor *tensor = td_empty(TD_SHAPE(count), TD_F32, NULL);
     float *data = tensor ? td_tensor_data(tensor) : NULL;
     for (int64_t i = 0; data && i < count; i++)
         data[i] = element(key, i);

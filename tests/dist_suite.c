@@ -36,19 +36,19 @@ td_tensor *make_tensor(const struct variant *v, int64_t rows, int64_t columns, i
     td_tensor *whole, *tensor;
     switch (v->layout) {
     case TURNED:
-        whole = td_empty((int64_t[]){columns, rows}, 2, TD_I32);
+        whole = td_empty((int64_t[]){columns, rows}, 2, TD_I32, NULL);
         tensor = td_transpose(whole, 0, 1);
         break;
     case NARROWED:
-        whole = td_empty((int64_t[]){rows, columns + 3}, 2, TD_I32);
+        whole = td_empty((int64_t[]){rows, columns + 3}, 2, TD_I32, NULL);
         tensor = td_narrow(whole, 1, 2, columns);
         break;
     case STEPPED:
-        whole = td_empty((int64_t[]){rows * 2, columns}, 2, TD_I32);
+        whole = td_empty((int64_t[]){rows * 2, columns}, 2, TD_I32, NULL);
         tensor = td_slice(whole, 0, 0, rows * 2, 2);
         break;
     default:
-        whole = td_empty((int64_t[]){rows, columns}, 2, TD_I32);
+        whole = td_empty((int64_t[]){rows, columns}, 2, TD_I32, NULL);
         tensor = td_tensor_retain(whole);
     }
     td_tensor_release(whole);

@@ -104,8 +104,8 @@ static void make_many(const struct variant *v, td_tensor **tensors, int64_t base
 {
     for (int i = 0; i < 3; i++)
         tensors[i * 2] = make_tensor(v, v->rows + i, v->columns, base + i);
-    tensors[1] = td_full((int64_t[]){4}, 1, (double)base, TD_F64);
-    tensors[3] = td_full(NULL, 0, (double)base, TD_U8);
+    tensors[1] = td_full((int64_t[]){4}, 1, (double)base, TD_F64, NULL);
+    tensors[3] = td_full(NULL, 0, (double)base, TD_U8, NULL);
 }
 
 static void check_many(td_tensor *const *tensors, int64_t base, int64_t factor, int64_t step)

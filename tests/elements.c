@@ -40,18 +40,18 @@ static td_tensor *make(const int64_t *shape, int ndim, char letter, td_dtype dty
     memcpy(sizes, shape, sizeof sizes);
     int last = ndim - 1;
     if (ndim == 0 || letter == 'c')
-        return td_zeros(sizes, ndim, dtype);
+        return td_zeros(sizes, ndim, dtype, NULL);
     if (letter == 't') {
         sizes[0] = shape[last];
         sizes[last] = shape[0];
-        td_tensor *whole = td_zeros(sizes, ndim, dtype);
+        td_tensor *whole = td_zeros(sizes, ndim, dtype, NULL);
         td_tensor *view = td_transpose(whole, 0, -1);
         td_tensor_release(whole);
         return view;
     }
     sizes[last] = 3 * shape[last] + 1;
     sizes[0] += last > 0 ? 2 : 0;
-    td_tensor *whole = td_zeros(sizes, ndim, dtype);
+    td_tensor *whole = td_zeros(sizes, ndim, dtype, NULL);
     td_tensor *some = td_slice(whole, -1, 1, INT64_MAX, 3);
     td_tensor *view = td_narrow(some, 0, last > 0 ? 1 : 0, shape[0]);
     td_tensor_release(whole);
@@ -130,7 +130,7 @@ void set_element(td_tensor *tensor, int64_t number, double value)
     td_dtype dtype = td_tensor_dtype(tensor);
     {
         TD_SCOPE;
-        td_tensor *one = td_full(NULL, 0, value, dtype);
+        td_tensor *one = td_full(NULL, 0, value, dtype, NULL);
         CHECK(one);
         memcpy(place(tensor, number), td_tensor_data(one), td_dtype_size(dtype));
     }

@@ -2,7 +2,7 @@
 #ifndef TANDEM_TESTS_ELEMENTS_H
 #define TANDEM_TESTS_ELEMENTS_H
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 /** A shape, and how the result and two operands lie in memory. */
 struct layout_case {

@@ -35,7 +35,7 @@ static double draw(void)
 
 td_tensor *gradcheck_random(const int64_t *shape, int ndim, double low, double high)
 {
-    td_tensor *tensor = td_empty(shape, ndim, TD_F64);
+    td_tensor *tensor = td_empty(shape, ndim, TD_F64, NULL);
     CHECK(tensor);
     double *data = td_tensor_data(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
@@ -123,7 +123,7 @@ static void make_leaf(struct check *check, int input)
         shape[wide] = 1;
         some = td_narrow(from, wide, 0, 1);
     }
-    check->leaves[input] = td_empty(shape, ndim, TD_F64);
+    check->leaves[input] = td_empty(shape, ndim, TD_F64, NULL);
     CHECK(check->leaves[input]);
     /* What is not part of the view must not be looked at. */
     double *data = td_tensor_data(check->leaves[input]);

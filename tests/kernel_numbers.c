@@ -30,7 +30,7 @@ td_dtype statistics_of(td_dtype dtype)
 
 td_tensor *any_tensor(const int64_t *shape, int ndim, td_dtype dtype, double size)
 {
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, NULL);
     CHECK(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
         put_number(tensor, i, any_number() * size);

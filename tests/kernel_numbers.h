@@ -4,7 +4,7 @@
 
 #include "runner.h"
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 

@@ -8,7 +8,7 @@
 #include <tandem/ops.h>
 
 #include "base/half.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -83,7 +83,7 @@ static inline void set(td_tensor *tensor, int64_t number, double value)
 
 static inline td_tensor *filled(const int64_t *shape, int ndim, td_dtype dtype)
 {
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, NULL);
     CHECK(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
         set(tensor, i, draw());

@@ -79,9 +79,9 @@ static td_module *make_scale(void)
     CHECK_OK(td_register_module(&ops));
     TD_SCOPE;
     td_module *module = td_module_create(&ops);
-    td_module_add_parameter(module, "scale", td_randn(TD_SHAPE(6), TD_F32));
-    td_module_add_buffer(module, "steps", td_full(NULL, 0, 7, TD_I64), true);
-    td_module_add_buffer(module, "shift", td_randn(TD_SHAPE(6), TD_F32), false); /* not saved */
+    td_module_add_parameter(module, "scale", td_randn(TD_SHAPE(6), TD_F32, NULL));
+    td_module_add_buffer(module, "steps", td_full(NULL, 0, 7, TD_I64, NULL), true);
+    td_module_add_buffer(module, "shift", td_randn(TD_SHAPE(6), TD_F32, NULL), false); /* not saved */
     return td_module_finish(module);
 }
 
@@ -268,15 +268,15 @@ td_tensor *sample_input(enum sample_input input)
 {
     switch (input) {
     case IMAGE:
-        return td_randn(TD_SHAPE(2, 3, 8, 8), TD_F32);
+        return td_randn(TD_SHAPE(2, 3, 8, 8), TD_F32, NULL);
     case DIGITS:
-        return td_randn(TD_SHAPE(2, 1, 28, 28), TD_F32);
+        return td_randn(TD_SHAPE(2, 1, 28, 28), TD_F32, NULL);
     case ROWS:
-        return td_randn(TD_SHAPE(4, 6), TD_F32);
+        return td_randn(TD_SHAPE(4, 6), TD_F32, NULL);
     case TOKENS:
-        return td_randint(0, 7, TD_SHAPE(2, 3), TD_I64);
+        return td_randint(0, 7, TD_SHAPE(2, 3), TD_I64, NULL);
     default:
-        return td_randn(TD_SHAPE(5, 2, 8), TD_F32);
+        return td_randn(TD_SHAPE(5, 2, 8), TD_F32, NULL);
     }
 }
 

@@ -6,7 +6,7 @@
 
 td_tensor *make_tensor(td_dtype dtype, const int64_t *shape, int ndim, const double *numbers)
 {
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, NULL);
     CHECK(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
         set_element(tensor, i, numbers[i]);

@@ -13,7 +13,7 @@
 
 static td_tensor *leaf(double value, int64_t size)
 {
-    td_tensor *tensor = td_full(&size, 1, value, TD_F64);
+    td_tensor *tensor = td_full(&size, 1, value, TD_F64, NULL);
     CHECK_OK(td_tensor_set_requires_grad(tensor, true));
     return tensor;
 }
@@ -71,7 +71,7 @@ TEST(nothing_is_recorded_without_need)
 {
     {
         TD_SCOPE;
-        td_tensor *plain = td_full(SHAPE(2), 1, TD_F64);
+        td_tensor *plain = td_full(SHAPE(2), 1, TD_F64, NULL);
         CHECK(!td_tensor_requires_grad(cube(plain, 1)));
         td_tensor *x = leaf(2, 3);
         {
@@ -131,7 +131,7 @@ TEST(a_given_gradient_is_added_to_in_place)
 {
     {
         TD_SCOPE;
-        td_tensor *x = leaf(3, 2), *bucket = td_full(SHAPE(10), 1, TD_F64);
+        td_tensor *x = leaf(3, 2), *bucket = td_full(SHAPE(10), 1, TD_F64, NULL);
         CHECK_OK(td_tensor_set_grad(x, td_narrow(bucket, 0, 4, 2)));
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
         const double *data = td_tensor_data(bucket);
@@ -145,7 +145,7 @@ TEST(a_given_gradient_is_added_to_in_place)
         CHECK_FAILS(td_tensor_set_grad(x, bucket), TD_ERR_INVALID, "[10]");
         CHECK_FAILS(td_tensor_set_grad(bucket, bucket), TD_ERR_INVALID, "its own gradient");
         CHECK_FAILS(td_tensor_set_grad(td_mul(x, x), x), TD_ERR_INVALID, "a result, not a leaf");
-        td_tensor *whole = td_zeros(SHAPE(2), TD_I64);
+        td_tensor *whole = td_zeros(SHAPE(2), TD_I64, NULL);
         CHECK_FAILS(td_tensor_set_grad(whole, whole), TD_ERR_INVALID, "not of floating point");
     }
 }
@@ -171,8 +171,8 @@ TEST(a_gradient_outlives_requires_grad)
         CHECK_OK(td_tensor_set_grad(x, NULL));
         CHECK(!td_tensor_grad(x));
 
-        td_tensor *never = td_zeros(SHAPE(2), TD_F64);
-        CHECK_OK(td_tensor_set_grad(never, td_ones(SHAPE(2), TD_F64)));
+        td_tensor *never = td_zeros(SHAPE(2), TD_F64, NULL);
+        CHECK_OK(td_tensor_set_grad(never, td_ones(SHAPE(2), TD_F64, NULL)));
         CHECK(!td_tensor_requires_grad(never) && td_tensor_is_leaf(never));
         CHECK_EQ(first(td_tensor_grad(never)), 1);
     }
@@ -182,7 +182,7 @@ TEST(only_floats_can_require_grad)
 {
     {
         TD_SCOPE;
-        td_tensor *whole = td_zeros(SHAPE(2), TD_I64), *x = leaf(1, 2);
+        td_tensor *whole = td_zeros(SHAPE(2), TD_I64, NULL), *x = leaf(1, 2);
         CHECK_FAILS(td_tensor_set_requires_grad(whole, true), TD_ERR_INVALID, "i64");
         CHECK_FAILS(td_tensor_set_requires_grad(td_mul(x, x), false), TD_ERR_INVALID, "td_detach");
         CHECK_OK(td_tensor_set_requires_grad(x, false));
@@ -201,7 +201,7 @@ TEST(gradients_of_results_can_be_kept)
         CHECK_OK(td_backward(td_sum(z)));
         CHECK_EQ(first(td_tensor_grad(y)), 18);
         CHECK(td_tensor_grad(z) == NULL);
-        CHECK_FAILS(td_tensor_retain_grad(td_zeros(SHAPE(1), TD_F64)), TD_ERR_INVALID,
+        CHECK_FAILS(td_tensor_retain_grad(td_zeros(SHAPE(1), TD_F64, NULL)), TD_ERR_INVALID,
                     "does not require grad");
     }
 }
@@ -219,7 +219,7 @@ TEST(gradients_for_chosen_inputs_leave_the_leaves_alone)
         CHECK(results[2] == NULL);
         CHECK_EQ(first(results[3]), 90);
         CHECK(!td_tensor_grad(x) && !td_tensor_grad(w));
-        td_tensor *plain = td_zeros(SHAPE(1), TD_F64);
+        td_tensor *plain = td_zeros(SHAPE(1), TD_F64, NULL);
         CHECK_FAILS(td_gradients(&loss, NULL, 1, &plain, 1, results, NULL), TD_ERR_INVALID,
                     "input 0");
     }
@@ -231,10 +231,10 @@ TEST(several_outputs_with_their_gradients)
         TD_SCOPE;
         td_tensor *x = leaf(3, 2);
         td_tensor *outputs[] = {td_mul(x, x), td_sum(x)};
-        td_tensor *gradients[] = {td_full(SHAPE(2), 10, TD_F64), NULL};
+        td_tensor *gradients[] = {td_full(SHAPE(2), 10, TD_F64, NULL), NULL};
         CHECK_OK(td_backward_from(outputs, gradients, 2, NULL));
         CHECK_EQ(first(td_tensor_grad(x)), 61);
-        td_tensor *wide = td_mul(x, x), *wrong = td_zeros(SHAPE(3), TD_F64);
+        td_tensor *wide = td_mul(x, x), *wrong = td_zeros(SHAPE(3), TD_F64, NULL);
         CHECK_FAILS(td_backward(wide), TD_ERR_INVALID, "[2]");
         CHECK_FAILS(td_backward_from(&wide, &wrong, 1, NULL), TD_ERR_INVALID, "[3]");
         td_tensor *none = NULL;
@@ -368,7 +368,7 @@ TEST(leaves_are_final_in_the_reverse_order_of_use)
     {
         TD_SCOPE;
         struct seen seen = {.count = 0};
-        td_tensor *w[4], *x = td_full(SHAPE(2), 1, TD_F64);
+        td_tensor *w[4], *x = td_full(SHAPE(2), 1, TD_F64, NULL);
         for (int i = 0; i < 4; i++) {
             w[i] = leaf(i + 1, 2);
             CHECK_OK(td_tensor_add_accumulated_hook(w[i], note, &seen, NULL));
@@ -467,13 +467,13 @@ TEST(each_device_computes_its_own_gradients)
         TD_SCOPE;
         struct where on_0, on_1, on_host;
         td_tensor *x = leaf(3, 2);
-        td_tensor *a = td_mul(td_tensor_to(x, "cpu:0"), td_tensor_to(x, "cpu:0"));
-        td_tensor *b = td_mul_scalar(td_tensor_to(x, "cpu:1"), 4);
-        CHECK_STR(td_tensor_device(a), "cpu:0");
+        td_tensor *a = td_mul(td_tensor_to(x, td_device_get("cpu:0")), td_tensor_to(x, td_device_get("cpu:0")));
+        td_tensor *b = td_mul_scalar(td_tensor_to(x, td_device_get("cpu:1")), 4);
+        CHECK_STR(td_device_name(td_tensor_device(a)), "cpu:0");
         CHECK(td_add(a, b) == NULL);
         CHECK_CONTAINS(td_last_error(), "cpu:0");
         CHECK_CONTAINS(td_last_error(), "cpu:1");
-        td_tensor *sum = td_add(td_tensor_to(a, "cpu"), td_tensor_to(b, "cpu"));
+        td_tensor *sum = td_add(td_tensor_to(a, td_device_get("cpu")), td_tensor_to(b, td_device_get("cpu")));
         CHECK_OK(td_tensor_add_grad_hook(a, note_thread, &on_0, NULL));
         CHECK_OK(td_tensor_add_grad_hook(b, note_thread, &on_1, NULL));
         CHECK_OK(td_tensor_add_grad_hook(sum, note_thread, &on_host, NULL));
@@ -499,10 +499,10 @@ TEST(on_a_worker_each_node_runs_once_a_pass)
     enum { LEAVES = 40, PASSES = 300 };
     {
         TD_SCOPE;
-        td_tensor *leaves[LEAVES], *x = td_tensor_to(td_full(SHAPE(1, 1), 1, TD_F64), "cpu:1");
+        td_tensor *leaves[LEAVES], *x = td_tensor_to(td_full(SHAPE(1, 1), 1, TD_F64, NULL), td_device_get("cpu:1"));
         int calls = 0;
         for (int i = 0; i < LEAVES; i++) {
-            leaves[i] = td_tensor_to(td_full(SHAPE(1, 1), i, TD_F64), "cpu:1");
+            leaves[i] = td_tensor_to(td_full(SHAPE(1, 1), i, TD_F64, NULL), td_device_get("cpu:1"));
             CHECK_OK(td_tensor_set_requires_grad(leaves[i], true));
             CHECK_OK(td_tensor_add_accumulated_hook(leaves[i], count_call, &calls, NULL));
         }
@@ -528,14 +528,14 @@ TEST(devices_run_what_they_are_given_in_order)
 {
     int count = 0;
     for (int i = 0; i < 1000; i++)
-        CHECK_OK(td_device_submit("cpu:3", add_one, &count));
-    CHECK_OK(td_device_synchronize("cpu:3"));
+        CHECK_OK(td_device_submit(td_device_get("cpu:3"), add_one, &count));
+    CHECK_OK(td_device_synchronize(td_device_get("cpu:3")));
     CHECK_EQ(count, 1000);
-    CHECK_OK(td_device_submit("cpu", add_one, &count));
+    CHECK_OK(td_device_submit(td_device_get("cpu"), add_one, &count));
     CHECK_EQ(count, 1001);
     CHECK(td_device_exists("cpu:7") && td_device_exists("cpu"));
     CHECK(!td_device_exists("cuda:0") && !td_device_exists("cpu:") && !td_device_exists("cpu:x"));
-    CHECK_FAILS(td_device_submit("cuda:0", add_one, &count), TD_ERR_INVALID, "cuda:0");
+    CHECK_FAILS(td_device_submit(td_device_get("cuda:0"), add_one, &count), TD_ERR_INVALID, "cuda:0");
     CHECK_EQ(td_device_count("cuda"), 0);
     CHECK(td_device_count("cpu") > 1);
 }
@@ -565,7 +565,7 @@ TEST(a_checkpoint_runs_twice_and_gives_the_same_gradients)
         td_tensor *x = leaf(3, 64), *y = td_mul_scalar(x, 1);
         td_tensor *z = turn ? td_checkpoint(run_segment, &segment, &y, 1)
                             : run_segment(&y, 1, &segment);
-        double next = td_item(td_rand(NULL, 0, TD_F64));
+        double next = td_item(td_rand(NULL, 0, TD_F64, NULL));
         CHECK_OK(td_backward(td_sum(z)));
         CHECK_EQ(segment.runs, turn + 1);
         double w = td_item(td_sum(td_tensor_grad(segment.w)));
@@ -582,11 +582,11 @@ TEST(a_checkpoint_reaches_parameters_behind_inputs_without_grad)
     {
         TD_SCOPE;
         struct segment segment = {.w = leaf(5, 8)};
-        td_tensor *x = td_full(SHAPE(8), 3, TD_F64);
+        td_tensor *x = td_full(SHAPE(8), 3, TD_F64, NULL);
         td_tensor *z = td_checkpoint(run_segment, &segment, &x, 1);
         CHECK_OK(td_backward(td_sum(z)));
         CHECK(td_tensor_grad(segment.w) != NULL);
-        td_tensor *changed = td_full(SHAPE(8), 3, TD_F64);
+        td_tensor *changed = td_full(SHAPE(8), 3, TD_F64, NULL);
         z = td_checkpoint(run_segment, &segment, &changed, 1);
         CHECK_OK(td_fill_(changed, 1));
         CHECK_FAILS(td_backward(td_sum(z)), TD_ERR_STATE, "td_checkpoint");
@@ -608,7 +608,7 @@ static td_tensor *inner_result(td_tensor *x)
 
 TEST(scopes_can_be_nested)
 {
-    td_tensor *x = td_full(SHAPE(2), 3, TD_F64);
+    td_tensor *x = td_full(SHAPE(2), 3, TD_F64, NULL);
     {
         TD_SCOPE;
         td_tensor *outer = td_mul(x, x);
@@ -631,7 +631,7 @@ TEST(scopes_can_be_nested)
 
 TEST(scopes_release_what_was_made_in_them)
 {
-    td_tensor *kept = NULL, *x = td_full(SHAPE(2), 3, TD_F64);
+    td_tensor *kept = NULL, *x = td_full(SHAPE(2), 3, TD_F64, NULL);
     td_tensor *outside = inner_result(x); /* without a scope around it: the caller's */
     CHECK_EQ(first(outside), 12);
     CHECK_EQ(atomic_load(&outside->owners), 1);
@@ -660,7 +660,7 @@ static td_tensor *leave_by_return(td_tensor *x)
 
 TEST(a_scope_ends_with_its_block_and_break_reaches_the_loop_around_it)
 {
-    td_tensor *x = td_full(SHAPE(2), 3, TD_F64), *seen[5];
+    td_tensor *x = td_full(SHAPE(2), 3, TD_F64, NULL), *seen[5];
     int turns = 0, skipped = 0;
     for (int i = 0; i < 5; i++) {
         TD_SCOPE;

@@ -15,14 +15,14 @@
 
 static td_tensor *leaf(double value, int64_t size)
 {
-    td_tensor *tensor = td_full(&size, 1, value, TD_F64);
+    td_tensor *tensor = td_full(&size, 1, value, TD_F64, NULL);
     CHECK_OK(td_tensor_set_requires_grad(tensor, true));
     return tensor;
 }
 
 static td_tensor *constant(double value, int64_t size)
 {
-    return td_full(&size, 1, value, TD_F64);
+    return td_full(&size, 1, value, TD_F64, NULL);
 }
 
 static double first(const td_tensor *tensor)
@@ -222,7 +222,7 @@ struct net {
 
 static td_tensor *random_values(uint64_t *state, int64_t rows, int64_t columns)
 {
-    td_tensor *tensor = td_empty((int64_t[]){rows, columns}, 2, TD_F32);
+    td_tensor *tensor = td_empty((int64_t[]){rows, columns}, 2, TD_F32, NULL);
     float *data = td_tensor_data(tensor);
     for (int64_t i = 0; i < rows * columns; i++) {
         *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407;
@@ -241,7 +241,8 @@ static void make_net(struct net *net, const char *device)
     CHECK_OK(td_tensor_set_requires_grad(net->x, true));
     td_tensor *shared = td_mul(net->x, net->x);
     for (int i = 0; i < BRANCHES; i++) {
-        td_tensor *in = i % 2 && device ? td_tensor_to(td_tensor_to(shared, device), "cpu")
+        td_tensor *in = i % 2 && device ? td_tensor_to(td_tensor_to(shared, td_device_get(device)),
+                                                       td_device_get("cpu"))
                                         : shared;
         net->outputs[i] = td_mul_scalar(td_matmul(in, net->w), i + 0.3);
     }
@@ -463,7 +464,7 @@ TEST(a_sink_gets_the_gradients_instead_of_the_leaves)
 {
     TD_SCOPE;
     int hooks = 0;
-    td_tensor *w = td_full(SHAPE(3, 3), 2, TD_F64), *b = leaf(1, 3), *x = leaf(4, 3);
+    td_tensor *w = td_full(SHAPE(3, 3), 2, TD_F64, NULL), *b = leaf(1, 3), *x = leaf(4, 3);
     CHECK_OK(td_tensor_set_requires_grad(w, true));
     CHECK_OK(td_tensor_set_grad(x, constant(100, 3)));
     CHECK_OK(td_tensor_add_accumulated_hook(w, count_hook, &hooks, NULL));
@@ -472,7 +473,7 @@ TEST(a_sink_gets_the_gradients_instead_of_the_leaves)
     for (int i = 1; i <= 2; i++) {
         td_tensor *y = td_add(td_matmul(td_reshape(x, SHAPE(1, 3)), w), b);
         struct td__pass *pass = open_with_sink(&context);
-        CHECK_OK(td__pass_seed(pass, y->node, 0, td_full(SHAPE(1, 3), 1, TD_F64)));
+        CHECK_OK(td__pass_seed(pass, y->node, 0, td_full(SHAPE(1, 3), 1, TD_F64, NULL)));
         CHECK_OK(td__pass_start(pass));
         run_and_close(pass);
         CHECK_EQ(context.calls, 3 * i);
@@ -570,20 +571,20 @@ static td_status check_worker(void *arg)
 TEST(each_node_of_a_device_runs_on_its_worker)
 {
     TD_SCOPE;
-    struct td__device *device = td__find_device("test", "cpu:1");
-    td_tensor *w = td_tensor_to(constant(3, 2), "cpu:1");
+    td_device *device = td_device_get("cpu:1");
+    td_tensor *w = td_tensor_to(constant(3, 2), td_device_get("cpu:1"));
     CHECK_OK(td_tensor_set_requires_grad(w, true));
     td_tensor *y = w;
     for (int i = 0; i < 10; i++)
         y = calling(y, check_worker, device);
-    CHECK_OK(td_backward(td_sum(td_tensor_to(y, "cpu"))));
+    CHECK_OK(td_backward(td_sum(td_tensor_to(y, td_device_get("cpu")))));
     struct td__pass *pass = open_pass();
     y = calling(calling(w, check_worker, device), check_worker, device);
     expect(pass, y, 1);
     CHECK_OK(td__pass_start(pass));
-    CHECK_OK(feed(pass, y, 0, td_tensor_to(constant(1, 2), "cpu:1")));
+    CHECK_OK(feed(pass, y, 0, td_tensor_to(constant(1, 2), td_device_get("cpu:1"))));
     run_and_close(pass);
-    CHECK_EQ(first(td_tensor_to(td_tensor_grad(w), "cpu")), 2);
+    CHECK_EQ(first(td_tensor_to(td_tensor_grad(w), td_device_get("cpu"))), 2);
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------- */
@@ -609,7 +610,8 @@ TEST(what_was_not_expected_is_refused)
     CHECK_FAILS(feed(pass, y, 2, one), TD_ERR_INVALID, "with the number 2");
     CHECK_FAILS(feed(pass, y, -1, one), TD_ERR_INVALID, "with the number -1");
     CHECK_FAILS(feed(pass, y, 0, constant(1, 3)), TD_ERR_INVALID, "f64 [3] on cpu");
-    CHECK_FAILS(feed(pass, y, 0, td_full(SHAPE(2), 1, TD_F32)), TD_ERR_INVALID, "f32 [2] on cpu");
+    CHECK_FAILS(feed(pass, y, 0, td_full(SHAPE(2), 1, TD_F32, NULL)), TD_ERR_INVALID,
+                "f32 [2] on cpu");
     CHECK_OK(feed(pass, y, 0, one));
     CHECK_FAILS(feed(pass, y, 0, one), TD_ERR_INVALID, "fed twice");
     CHECK_OK(feed(pass, y, 1, one));
@@ -673,12 +675,12 @@ static void end_while_a_node_runs(const char *device)
     TD_SCOPE;
     int calls = 0;
     struct td__pass *pass = open_pass();
-    td_tensor *w = td_tensor_to(constant(3, 2), device);
+    td_tensor *w = td_tensor_to(constant(3, 2), td_device_get(device));
     CHECK_OK(td_tensor_set_requires_grad(w, true));
     td_tensor *below = calling(w, count_up, &calls), *y = calling(below, fail_meanwhile, &pass);
     expect(pass, y, 1);
     CHECK_OK(td__pass_start(pass));
-    CHECK_OK(feed(pass, y, 0, td_tensor_to(constant(1, 2), device)));
+    CHECK_OK(feed(pass, y, 0, td_tensor_to(constant(1, 2), td_device_get(device))));
     CHECK_FAILS(td__pass_run(pass, TD__NEVER), TD_ERR_PEER, "rank 3 has died");
     CHECK_EQ(td__pass_close(pass), TD_ERR_PEER);
     CHECK_EQ(calls, 0);

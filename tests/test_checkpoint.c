@@ -41,7 +41,8 @@ struct run {
 static td_dataset *make_dataset(void)
 {
     td_generator *generator = td_generator_create(7);
-    td_tensor *x = td_empty(SHAPE(SAMPLES, WIDTH), TD_F32), *y = td_empty(SHAPE(SAMPLES), TD_I64);
+    td_tensor *x = td_empty(SHAPE(SAMPLES, WIDTH), TD_F32, NULL),
+              *y = td_empty(SHAPE(SAMPLES), TD_I64, NULL);
     CHECK_OK(td_normal_(x, 0, 1, generator));
     CHECK_OK(td_random_range_(y, 0, CLASSES, generator));
     td_dataset *dataset = td_tensor_dataset(x, y);
@@ -206,13 +207,13 @@ TEST(loads_into_a_model_on_another_device)
     CHECK_OK(td_training_save(temp_path("a"), &a.training, NULL));
     td_module *net = td_sequential(td_linear(WIDTH, 16), td_batch_norm1d(16), td_relu(),
                                    td_dropout(0.3), td_linear(16, CLASSES), NULL);
-    CHECK_OK(td_module_to(net, "cpu:1"));
+    CHECK_OK(td_module_to(net, td_device_get("cpu:1")));
     td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 1, .momentum = 0.5});
     td_training b = {.model = net, .optimizer = sgd};
     CHECK_OK(td_training_load(temp_path("a"), &b, NULL));
     check_same_state(td_module_state(a.training.model), td_module_state(net));
     check_same_state(td_optimizer_state(a.training.optimizer), td_optimizer_state(sgd));
-    CHECK_STR(td_tensor_device(td_module_parameter(net, "0.weight")), "cpu:1");
+    CHECK_STR(td_device_name(td_tensor_device(td_module_parameter(net, "0.weight"))), "cpu:1");
     td_optimizer_destroy(sgd);
     td_module_destroy(net);
     end_run(&a);
@@ -327,11 +328,11 @@ RANKS(groups_and_sizes, .ranks = 3)
         td_manual_seed(10 + (uint64_t)rank);
         const char *path = td_get_rank(pair) == 0 ? temp_path("pair") : "/nowhere";
         CHECK_OK(td_training_save(path, &training, pair));
-        td_tensor *a = td_rand(SHAPE(9), TD_F32), *b = NULL;
+        td_tensor *a = td_rand(SHAPE(9), TD_F32, NULL), *b = NULL;
         td_manual_seed(99);
         CHECK(td_sampler_next(sampler, &index));
         CHECK_OK(td_training_load(path, &training, pair));
-        b = td_rand(SHAPE(9), TD_F32);
+        b = td_rand(SHAPE(9), TD_F32, NULL);
         td_sampler_position position;
         td_sampler_get_position(sampler, &position);
         CHECK_EQ(position.taken, 3 + rank);
@@ -351,10 +352,10 @@ RANKS(groups_and_sizes, .ranks = 3)
     CHECK_EQ(all.step, 1);
     all.any_size = true;
     td_manual_seed(5);
-    td_tensor *a = td_rand(SHAPE(9), TD_F32);
+    td_tensor *a = td_rand(SHAPE(9), TD_F32, NULL);
     td_manual_seed(5);
     CHECK_OK(td_training_load(temp_path("pair"), &all, NULL));
-    td_tensor *b = td_rand(SHAPE(9), TD_F32);
+    td_tensor *b = td_rand(SHAPE(9), TD_F32, NULL);
     CHECK_MEM(td_tensor_data(a), td_tensor_data(b), td_tensor_nbytes(a));
     CHECK_EQ(all.step, 4);
     td_sampler_position position;
@@ -503,7 +504,7 @@ static void write_forever(const char *directory, int64_t from, _Atomic int64_t *
 
 static void sleep_random(td_generator *generator)
 {
-    td_tensor *x = td_empty(NULL, 0, TD_I64);
+    td_tensor *x = td_empty(NULL, 0, TD_I64, NULL);
     CHECK_OK(td_random_range_(x, 0, 30000, generator));
     int64_t us = *(int64_t *)td_tensor_data(x);
     td_tensor_release(x);

@@ -14,8 +14,8 @@
 
 TEST(rows_of_tensors)
 {
-    td_tensor *input = td_empty((int64_t[]){4, 2, 3}, 3, TD_F32);
-    td_tensor *target = td_zeros((int64_t[]){4}, 1, TD_I64);
+    td_tensor *input = td_empty((int64_t[]){4, 2, 3}, 3, TD_F32, NULL);
+    td_tensor *target = td_zeros((int64_t[]){4}, 1, TD_I64, NULL);
     float *data = td_tensor_data(input), row[6];
     int64_t *classes = td_tensor_data(target), label;
     for (int i = 0; i < 24; i++)
@@ -50,9 +50,9 @@ TEST(rows_of_tensors)
 
 TEST(tensors_that_do_not_fit)
 {
-    td_tensor *four = td_zeros((int64_t[]){4, 2}, 2, TD_F32),
-              *five = td_zeros((int64_t[]){5}, 1, TD_I64);
-    td_tensor *one = td_zeros(NULL, 0, TD_F32);
+    td_tensor *four = td_zeros((int64_t[]){4, 2}, 2, TD_F32, NULL),
+              *five = td_zeros((int64_t[]){5}, 1, TD_I64, NULL);
+    td_tensor *one = td_zeros(NULL, 0, TD_F32, NULL);
     CHECK(!td_tensor_dataset(four, five));
     CHECK_CONTAINS(td_last_error(), "the input has the shape [4, 2], the target [5]");
     CHECK(!td_tensor_dataset(one, NULL));
@@ -76,7 +76,7 @@ TEST(tensors_that_do_not_fit)
 
 TEST(subsets)
 {
-    td_tensor *tensor = td_empty((int64_t[]){5}, 1, TD_I64);
+    td_tensor *tensor = td_empty((int64_t[]){5}, 1, TD_I64, NULL);
     for (int64_t i = 0; i < 5; i++)
         ((int64_t *)td_tensor_data(tensor))[i] = 100 + i;
     td_dataset *whole = td_tensor_dataset(tensor, tensor);

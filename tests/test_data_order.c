@@ -72,7 +72,7 @@ static void check_list(const char *what, size_t index, const int64_t *list, int6
 /* A dataset whose samples are their own indices, without a target. */
 static td_dataset *numbers(int64_t size)
 {
-    td_tensor *tensor = td_empty(&size, 1, TD_I64);
+    td_tensor *tensor = td_empty(&size, 1, TD_I64, NULL);
     int64_t *data = td_tensor_data(tensor);
     for (int64_t i = 0; i < size; i++)
         data[i] = i;

@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-static const char *const DEVICES[] = {"cpu:0", "cpu:1", "cpu:2"};
+#define DEVICES                                                                                    \
+    ((td_device *[]){td_device_get("cpu:0"), td_device_get("cpu:1"), td_device_get("cpu:2")})
 
 static td_module *make_net(void)
 {
@@ -15,12 +16,12 @@ static td_module *make_net(void)
 
 static td_tensor *numbers(int64_t rows, int64_t width)
 {
-    return td_randn((int64_t[]){rows, width}, 2, TD_F32);
+    return td_randn((int64_t[]){rows, width}, 2, TD_F32, NULL);
 }
 
 static td_tensor *at_home(td_tensor *tensor)
 {
-    return td_tensor_to(tensor, "cpu");
+    return td_tensor_to(tensor, td_device_get("cpu"));
 }
 
 /* Both have the same parameters; so they must have the same gradients. */
@@ -31,7 +32,7 @@ static void check_gradients(td_module *alone, td_module *model, const char *devi
     for (int i = 0; i < td_state_count(a); i++) {
         td_tensor *grad = td_tensor_grad(td_state_tensor(b, i));
         CHECK(grad != NULL);
-        CHECK_STR(td_tensor_device(grad), device);
+        CHECK_STR(td_device_name(td_tensor_device(grad)), device);
         CHECK(td_allclose(at_home(grad), td_tensor_grad(td_state_tensor(a, i)), 1e-4, 1e-6));
     }
     td_state_destroy(a);
@@ -49,7 +50,7 @@ static void check_same(td_module *model, int64_t rows, const char *output, const
         td_tensor *x = numbers(rows, 4), *expected = td_forward(alone, x);
         td_tensor *result = td_forward(model, x);
         CHECK(result != NULL);
-        CHECK_STR(td_tensor_device(result), output);
+        CHECK_STR(td_device_name(td_tensor_device(result)), output);
         CHECK(td_allclose(at_home(result), expected, 1e-5, 1e-6));
         CHECK_OK(td_backward(td_sum(td_square(expected))));
         CHECK_OK(td_backward(td_sum(td_square(result))));
@@ -61,10 +62,10 @@ static void check_same(td_module *model, int64_t rows, const char *output, const
 TEST(several_devices_give_the_same_gradients)
 {
     td_module *net = make_net();
-    CHECK_OK(td_module_to(net, "cpu:0"));
-    td_module *model = td_data_parallel(net, &(td_data_parallel_options){.device_ids = DEVICES,
-                                                                         .device_count = 3,
-                                                                         .output_device = "cpu"});
+    CHECK_OK(td_module_to(net, td_device_get("cpu:0")));
+    td_module *model = td_data_parallel(
+        net, &(td_data_parallel_options){
+                 .device_ids = DEVICES, .device_count = 3, .output_device = td_device_get("cpu")});
     CHECK(model != NULL);
     check_same(model, 30, "cpu", "cpu:0");
     td_module_destroy(model);
@@ -89,9 +90,9 @@ TEST(a_module_that_is_moved_later)
 {
     td_module *model = td_data_parallel(make_net(), &(td_data_parallel_options){.device_count = 3});
     check_same(model, 9, "cpu", "cpu");
-    CHECK_OK(td_module_to(model, "cpu:0"));
+    CHECK_OK(td_module_to(model, td_device_get("cpu:0")));
     check_same(model, 9, "cpu:0", "cpu:0");
-    CHECK_OK(td_module_to(model, "cpu:7")); /* none of those that it runs on */
+    CHECK_OK(td_module_to(model, td_device_get("cpu:7"))); /* none of those that it runs on */
     check_same(model, 9, "cpu:7", "cpu:7");
     td_module_destroy(model);
 }
@@ -113,8 +114,10 @@ static td_tensor *blend(td_module *module, td_tensor *const *inputs, int count)
 {
     CHECK_EQ(count, 4);
     for (int i = 1; i < count; i++)
-        CHECK_STR(td_tensor_device(inputs[i]), td_tensor_device(inputs[0]));
-    CHECK_STR(td_tensor_device(td_param(module, 0)), td_tensor_device(inputs[0]));
+        CHECK_STR(td_device_name(td_tensor_device(inputs[i])),
+                  td_device_name(td_tensor_device(inputs[0])));
+    CHECK_STR(td_device_name(td_tensor_device(td_param(module, 0))),
+              td_device_name(td_tensor_device(inputs[0])));
     CHECK_EQ(td_tensor_size(inputs[0], 0), td_tensor_size(inputs[1], 0));
     calls++;
     rows_seen += (int)td_tensor_size(inputs[0], 0);
@@ -127,7 +130,7 @@ static const td_module_ops blend_ops = {.name = "Blend", .forward = blend};
 static td_module *make_blend(void)
 {
     td_module *module = td_module_create(&blend_ops);
-    td_tensor *factor = td_full((int64_t[]){1}, 1, 2, TD_F32);
+    td_tensor *factor = td_full((int64_t[]){1}, 1, 2, TD_F32, NULL);
     td_module_add_parameter(module, "factor", factor);
     td_tensor_release(factor);
     return td_module_finish(module);
@@ -141,10 +144,11 @@ TEST(every_input_is_divided)
     CHECK(model != NULL);
     for (int64_t rows = 1; rows < 9; rows++) {
         TD_SCOPE;
-        td_tensor *inputs[] = {numbers(rows, 5), numbers(rows, 5), td_full(NULL, 0, 3, TD_F32),
-                               td_randn((int64_t[]){1, 5}, 2, TD_F32)};
+        td_tensor *inputs[] = {numbers(rows, 5), numbers(rows, 5),
+                               td_full(NULL, 0, 3, TD_F32, NULL),
+                               td_randn((int64_t[]){1, 5}, 2, TD_F32, NULL)};
         if (rows % 2)
-            inputs[1] = td_tensor_to(inputs[1], "cpu:5");
+            inputs[1] = td_tensor_to(inputs[1], td_device_get("cpu:5"));
         td_tensor_set_requires_grad(inputs[0], true);
         calls = rows_seen = 0;
         td_tensor *result = td_forward_with(model, inputs, 4);
@@ -175,8 +179,8 @@ TEST(inputs_without_a_batch_go_whole)
     {
         TD_SCOPE;
         /* The weight [5] has a first dimension, but another size than the batch. */
-        td_tensor *inputs[] = {numbers(6, 5), numbers(6, 5), td_full(NULL, 0, 3, TD_F32),
-                               td_randn((int64_t[]){5}, 1, TD_F32)};
+        td_tensor *inputs[] = {numbers(6, 5), numbers(6, 5), td_full(NULL, 0, 3, TD_F32, NULL),
+                               td_randn((int64_t[]){5}, 1, TD_F32, NULL)};
         calls = 0;
         td_tensor *result = td_forward_with(model, inputs, 4);
         CHECK(result != NULL);
@@ -227,16 +231,17 @@ static const td_module_ops loss_ops = {.name = "Loss", .forward = loss};
 TEST(losses_become_a_vector)
 {
     for (int devices = 1; devices < 3; devices++) {
-        td_module *model = td_data_parallel(td_module_finish(td_module_create(&loss_ops)),
-                                            &(td_data_parallel_options){.device_ids = DEVICES,
-                                                                        .device_count = devices,
-                                                                        .output_device = "cpu:2"});
+        td_module *model = td_data_parallel(
+            td_module_finish(td_module_create(&loss_ops)),
+            &(td_data_parallel_options){.device_ids = DEVICES,
+                                        .device_count = devices,
+                                        .output_device = td_device_get("cpu:2")});
         {
             TD_SCOPE;
             td_tensor *inputs[] = {numbers(6, 3), numbers(6, 3)};
             td_tensor *result = td_forward_with(model, inputs, 2);
             CHECK(result != NULL);
-            CHECK_STR(td_tensor_device(result), "cpu:2");
+            CHECK_STR(td_device_name(td_tensor_device(result)), "cpu:2");
             CHECK_EQ(td_tensor_ndim(result), devices - 1);
             CHECK(td_allclose(at_home(td_mean(result)), td_mse_loss(inputs[0], inputs[1]), 1e-5,
                               1e-6));
@@ -253,14 +258,14 @@ TEST(running_statistics_move)
         td_module *model = td_data_parallel(td_batch_norm1d(3),
                                             &(td_data_parallel_options){.device_count = 2});
         td_module *alone = td_batch_norm1d(3);
-        CHECK_OK(td_module_to(model, places[i]));
+        CHECK_OK(td_module_to(model, td_device_get(places[i])));
         {
             TD_SCOPE;
             td_tensor *x = numbers(8, 3);
             CHECK(td_forward(model, x) != NULL);
             CHECK(td_forward(alone, td_narrow(x, 0, 0, 4)) != NULL);
             td_tensor *mean = td_module_buffer(model, "module.running_mean");
-            CHECK_STR(td_tensor_device(mean), places[i]);
+            CHECK_STR(td_device_name(td_tensor_device(mean)), places[i]);
             CHECK(td_allclose(at_home(mean), td_module_buffer(alone, "running_mean"), 1e-6, 1e-7));
             CHECK_EQ(td_item(td_module_buffer(model, "module.num_batches_tracked")), 1);
         }
@@ -283,8 +288,9 @@ TEST(refused)
     check_refused(&(td_data_parallel_options){.device_ids = DEVICES}, "the number of device_ids");
     check_refused(&(td_data_parallel_options){.device_count = -1}, "device_count is -1");
     check_refused(&(td_data_parallel_options){.device_count = 1000}, "too many");
-    check_refused(&(td_data_parallel_options){.output_device = "gpu"}, "\"gpu\"");
-    check_refused(&(td_data_parallel_options){.device_ids = (const char *[]){"cpu:0", "cpu:x"},
+    check_refused(&(td_data_parallel_options){.output_device = td_device_get("gpu")}, "\"gpu\"");
+    check_refused(&(td_data_parallel_options){.device_ids = (td_device *[]){td_device_get("cpu:0"),
+                                                                            td_device_get("cpu:x")},
                                               .device_count = 2},
                   "\"cpu:x\"");
     CHECK(td_data_parallel(NULL, NULL) == NULL);
@@ -298,7 +304,7 @@ TEST(a_failure_inside_is_reported)
         CHECK(td_forward(model, numbers(4, 3)) == NULL);
         CHECK_EQ(td_last_status(), TD_ERR_INVALID);
         CHECK_CONTAINS(td_last_error(), "3");
-        CHECK_STR(td_tensor_device(td_forward(model, numbers(4, 4))), "cpu");
+        CHECK_STR(td_device_name(td_tensor_device(td_forward(model, numbers(4, 4)))), "cpu");
     }
     td_module_destroy(model);
 }

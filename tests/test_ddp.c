@@ -24,8 +24,8 @@ static td_module *make_net(int seed)
 static void make_batch(int step, int rank, int size, td_tensor **x, td_tensor **y)
 {
     td_generator *generator = td_generator_create((uint64_t)(1000 + step));
-    td_tensor *all = td_empty(SHAPE(BATCH, WIDTH), TD_F32),
-              *labels = td_empty(SHAPE(BATCH), TD_I64);
+    td_tensor *all = td_empty(SHAPE(BATCH, WIDTH), TD_F32, NULL),
+              *labels = td_empty(SHAPE(BATCH), TD_I64, NULL);
     CHECK_OK(td_normal_(all, 0, 1, generator));
     CHECK_OK(td_random_range_(labels, 0, CLASSES, generator));
     td_generator_destroy(generator);
@@ -183,7 +183,7 @@ static td_module *make_fork(bool use)
 {
     td_module *module = td_module_create(&fork_ops);
     ((struct fork_data *)td_module_data(module))->use = use;
-    td_tensor *w = td_full(SHAPE(3), 1, TD_F32), *v = td_full(SHAPE(3), 1, TD_F32);
+    td_tensor *w = td_full(SHAPE(3), 1, TD_F32, NULL), *v = td_full(SHAPE(3), 1, TD_F32, NULL);
     td_module_add_parameter(module, "w", w);
     td_module_add_parameter(module, "v", v);
     td_tensor_release(w);
@@ -195,7 +195,7 @@ static void pass(td_module *model, double x)
 {
     {
         TD_SCOPE;
-        CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), x, TD_F32)))));
+        CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), x, TD_F32, NULL)))));
     }
 }
 
@@ -230,7 +230,7 @@ RANKS(an_unused_parameter_is_named, .ranks = 2)
     td_module *model = td_ddp(make_fork(false), NULL);
     {
         TD_SCOPE;
-        CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), 1, TD_F32)))),
+        CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), 1, TD_F32, NULL)))),
                     TD_ERR_STATE, "\"v\"");
     }
     CHECK_CONTAINS(td_last_error(), "find_unused_parameters");
@@ -260,7 +260,7 @@ RANKS(unused_parameters_are_found, .ranks = 2)
     {
         TD_SCOPE;
         CHECK_OK(td_tensor_set_grad(td_module_parameter(model, "module.v"),
-                                    td_full(SHAPE(3), 5, TD_F32)));
+                                    td_full(SHAPE(3), 5, TD_F32, NULL)));
     }
     pass(model, 8);
     CHECK_EQ(grad_of(model, "module.v"), 5);
@@ -290,14 +290,14 @@ RANKS(buffers_follow_the_first_rank, .ranks = 2)
     float means[2];
     for (int step = 0; step < 3; step++) {
         TD_SCOPE;
-        td_tensor *x = td_full(SHAPE(4, 3), rank + 1, TD_F32);
+        td_tensor *x = td_full(SHAPE(4, 3), rank + 1, TD_F32, NULL);
         CHECK_OK(td_backward(td_sum(td_forward(model, x))));
     }
     td_module_eval(model);
     {
         TD_SCOPE;
         TD_NO_GRAD;
-        CHECK(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32)) != NULL);
+        CHECK(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32, NULL)) != NULL);
     }
     float mean = *(float *)td_tensor_data(td_module_buffer(model, "module.0.running_mean"));
     CHECK_OK(td_group_all_gather(means, &mean, 1, TD_F32, NULL, NULL));
@@ -319,10 +319,10 @@ RANKS(a_module_that_was_moved_is_refused, .ranks = 2)
         TD_SCOPE;
         td_tensor *x, *y;
         make_batch(0, 0, 1, &x, &y);
-        CHECK_OK(td_module_to(model, "cpu")); /* it is there already */
+        CHECK_OK(td_module_to(model, td_device_get("cpu"))); /* it is there already */
         CHECK(td_forward(model, x) != NULL);
         CHECK_OK(td_module_to(td_child(td_child(model, 0), td_child_count(td_child(model, 0)) - 1),
-                              "cpu:1"));
+                              td_device_get("cpu:1")));
         CHECK(td_forward(model, x) == NULL);
         CHECK_EQ(td_last_status(), TD_ERR_STATE);
         CHECK_CONTAINS(td_last_error(), "before td_ddp()");
@@ -338,10 +338,13 @@ RANKS(inputs_are_moved_to_the_device, .ranks = 2)
     char device[] = "cpu:0";
     device[4] = (char)('0' + td_test_rank());
     td_module *net = make_net(1);
-    CHECK_OK(td_module_to(net, device));
-    CHECK(td_ddp(td_linear(1, 1), &(td_ddp_options){.device = "tape"}) == NULL);
-    CHECK_CONTAINS(td_last_error(), "\"tape\"");
-    td_module *model = td_ddp(net, &(td_ddp_options){.device = device});
+    CHECK_OK(td_module_to(net, td_device_get(device)));
+    CHECK(td_ddp(td_linear(1, 1), &(td_ddp_options){.output_device = td_device_get("tape")}) ==
+          NULL);
+    CHECK_CONTAINS(td_last_error(), "tape");
+    td_module *model = td_ddp(
+        net,
+        &(td_ddp_options){.device_ids = (td_device *[]){td_device_get(device)}, .device_count = 1});
     CHECK(model != NULL);
     strcpy(device, "gone");
     {
@@ -350,7 +353,7 @@ RANKS(inputs_are_moved_to_the_device, .ranks = 2)
         make_batch(0, 0, 1, &x, &y);
         td_tensor *output = td_forward(model, x);
         CHECK(output != NULL);
-        CHECK_EQ(td_tensor_device(output)[4], '0' + td_test_rank());
+        CHECK_EQ(td_device_index(td_tensor_device(output)), td_test_rank());
         CHECK_OK(td_backward(td_sum(output)));
     }
     td_module_destroy(model);

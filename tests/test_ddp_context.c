@@ -114,7 +114,7 @@ static void begin(int trainer_count, int64_t timeout_ms)
     CHECK_OK(td_rpc_register("replica_grad(context: int)", replica_grad, NULL));
     CHECK_OK(td_rpc_register("fails_later(x: tensor)", fails_later, NULL));
     CHECK_OK(td_rpc_register("dies_later(x: tensor)", dies_later, NULL));
-    weight = td_full(TD_SHAPE(1), 0.5, TD_F32);
+    weight = td_full(TD_SHAPE(1), 0.5, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(weight, true));
     snprintf(name, sizeof name, "w%d", td_test_rank());
     CHECK_OK(td_init_rpc(name, &(td_rpc_options){.timeout_ms = timeout_ms}));
@@ -136,8 +136,8 @@ static void make_batch(int step, int rank, td_tensor **x, td_tensor **y)
 {
     int size = rank < 0 ? 1 : td_get_world_size(trainers);
     td_generator *generator = td_generator_create((uint64_t)(1000 + step));
-    td_tensor *all = td_empty(TD_SHAPE(BATCH, WIDTH), TD_F32);
-    td_tensor *labels = td_empty(TD_SHAPE(BATCH), TD_I64);
+    td_tensor *all = td_empty(TD_SHAPE(BATCH, WIDTH), TD_F32, NULL);
+    td_tensor *labels = td_empty(TD_SHAPE(BATCH), TD_I64, NULL);
     CHECK_OK(td_normal_(all, 0, 1, generator));
     CHECK_OK(td_random_range_(labels, 0, CLASSES, generator));
     td_generator_destroy(generator);
@@ -288,7 +288,7 @@ RANKS(also_with_a_static_graph, .ranks = 2)
 /* A model of two branches, of which a forward uses one. */
 static td_tensor *branch_loss(td_module *model, int branch, int step)
 {
-    td_tensor *x, *y, *flag = td_full(TD_SHAPE(1), branch, TD_F32);
+    td_tensor *x, *y, *flag = td_full(TD_SHAPE(1), branch, TD_F32, NULL);
     make_batch(step, td_test_rank(), &x, &y);
     return td_cross_entropy(td_forward_with(model, TD_TENSORS(x, flag)), y);
 }

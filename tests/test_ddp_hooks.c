@@ -25,7 +25,7 @@ static double train(td_module *model, td_optimizer *sgd, int step, int rank, int
     {
         TD_SCOPE;
         td_generator *generator = td_generator_create((uint64_t)(1000 + step));
-        td_tensor *x = td_empty(SHAPE(BATCH, WIDTH), TD_F32);
+        td_tensor *x = td_empty(SHAPE(BATCH, WIDTH), TD_F32, NULL);
         CHECK_OK(td_normal_(x, 0, 1, generator));
         td_generator_destroy(generator);
         x = td_narrow(x, 0, rank * BATCH / size, BATCH / size);
@@ -187,7 +187,7 @@ static const td_module_ops weighted_ops = {.name = "Weighted", .forward = weight
 static td_module *make_weighted(void)
 {
     td_module *module = td_module_create(&weighted_ops);
-    td_tensor *w = td_full(SHAPE(ROWS, COLUMNS), 1, TD_F64);
+    td_tensor *w = td_full(SHAPE(ROWS, COLUMNS), 1, TD_F64, NULL);
     td_module_add_parameter(module, "w", w);
     td_tensor_release(w);
     return td_module_finish(module);
@@ -204,7 +204,7 @@ static double worst_error(const td_powersgd_options *options, int passes, bool t
     static double sums[ROWS * COLUMNS];
     memset(sums, 0, sizeof sums);
     const double *grad = NULL;
-    td_tensor *x = td_empty(SHAPE(ROWS, COLUMNS), TD_F64);
+    td_tensor *x = td_empty(SHAPE(ROWS, COLUMNS), TD_F64, NULL);
     for (int i = 0; i < ROWS * COLUMNS; i++)
         ((double *)td_tensor_data(x))[i] = element(rank, i / COLUMNS, i % COLUMNS);
     for (int pass = 0; pass < passes; pass++) {

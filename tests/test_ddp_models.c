@@ -13,9 +13,9 @@
 static void add_parameter(td_module *module, const char *name, double value, td_dtype dtype,
                           const char *device)
 {
-    td_tensor *tensor = td_full(SHAPE(4), value, dtype);
+    td_tensor *tensor = td_full(SHAPE(4), value, dtype, NULL);
     if (device) {
-        td_tensor *there = td_tensor_to(tensor, device);
+        td_tensor *there = td_tensor_to(tensor, td_device_get(device));
         td_tensor_release(tensor);
         tensor = there;
     }
@@ -30,7 +30,7 @@ static double grad_of(td_module *model, const char *name)
     double value = 0;
     {
         TD_SCOPE;
-        value = td_item(td_select(td_to_dtype(td_tensor_to(grad, "cpu"), TD_F64), 0, 2));
+        value = td_item(td_select(td_to_dtype(td_tensor_to(grad, td_device_get("cpu")), TD_F64), 0, 2));
     }
     return value;
 }
@@ -39,7 +39,7 @@ static void pass(td_module *model, double x)
 {
     {
         TD_SCOPE;
-        td_tensor *y = td_forward(model, td_full(SHAPE(4), x, TD_F32));
+        td_tensor *y = td_forward(model, td_full(SHAPE(4), x, TD_F32, NULL));
         CHECK(y != NULL);
         CHECK_OK(td_backward(td_sum(y)));
     }
@@ -99,8 +99,8 @@ RANKS(dtypes_on_three_ranks, .ranks = 3)
 static td_tensor *spread_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     (void)count;
-    td_tensor *y = td_mul(td_tensor_to(inputs[0], "cpu:0"), td_param(module, 0));
-    return td_tensor_to(td_mul(td_tensor_to(y, "cpu:1"), td_param(module, 1)), "cpu");
+    td_tensor *y = td_mul(td_tensor_to(inputs[0], td_device_get("cpu:0")), td_param(module, 0));
+    return td_tensor_to(td_mul(td_tensor_to(y, td_device_get("cpu:1")), td_param(module, 1)), td_device_get("cpu"));
 }
 
 static const td_module_ops spread_ops = {.name = "Spread", .forward = spread_forward};
@@ -120,7 +120,7 @@ static void spread(td_ddp_options options)
         pass(model, rank + 1);
         CHECK(grad_of(model, "module.a") == 3 * mean);
         CHECK(grad_of(model, "module.b") == 2 * mean);
-        CHECK_STR(td_tensor_device(td_tensor_grad(td_module_parameter(model, "module.b"))),
+        CHECK_STR(td_device_name(td_tensor_device(td_tensor_grad(td_module_parameter(model, "module.b")))),
                   "cpu:1");
     }
     td_ddp_stats stats;
@@ -197,7 +197,7 @@ RANKS(a_graph_that_changes_is_reported, .ranks = 2)
     ((struct shared_data *)td_module_data(inside))->use = false;
     {
         TD_SCOPE;
-        CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(4), 1, TD_F32)))),
+        CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(4), 1, TD_F32, NULL)))),
                     TD_ERR_STATE, "\"b\"");
     }
     /* Used again, it goes on. */
@@ -235,7 +235,7 @@ RANKS(two_models_on_two_groups, .ranks = 4)
         /* One loss of both: the passes are one. */
         {
             TD_SCOPE;
-            td_tensor *x = td_full(SHAPE(4), rank, TD_F32);
+            td_tensor *x = td_full(SHAPE(4), rank, TD_F32, NULL);
             td_tensor *a = td_forward(world, x), *b = td_forward(half, x);
             CHECK_OK(td_backward(td_sum(td_add(a, b))));
         }

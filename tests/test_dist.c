@@ -173,9 +173,9 @@ RANKS(wrong_arguments_start_nothing, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));
     td_tensor *t = make_tensor(&plain, 3, 5, 0), *other = make_tensor(&plain, 4, 5, 0);
-    td_tensor *floats = td_zeros((int64_t[]){3, 5}, 2, TD_F32);
+    td_tensor *floats = td_zeros((int64_t[]){3, 5}, 2, TD_F32, NULL);
     int32_t one = 0;
-    td_tensor *wide = td_from_blob(&one, (int64_t[]){3}, 1, (int64_t[]){0}, TD_I32, NULL, NULL);
+    td_tensor *wide = td_from_blob(&one, (int64_t[]){3}, 1, (int64_t[]){0}, TD_I32, NULL, NULL, NULL);
     refuse_tensors(t, other, floats);
     refuse_lists(t, floats);
     CHECK_FAILS(td_all_reduce(wide, TD_SUM, NULL, NULL), TD_ERR_INVALID, "share memory");
@@ -202,7 +202,7 @@ RANKS(tensors_are_kept_until_the_work_is_complete, .ranks = 3)
         int frees = 0;
         for (int i = 0; i < 20; i++)
             data[i] = td_get_rank(NULL) + i;
-        td_tensor *t = td_from_blob(data, (int64_t[]){4, 5}, 2, NULL, TD_I32, count_frees, &frees);
+        td_tensor *t = td_from_blob(data, (int64_t[]){4, 5}, 2, NULL, TD_I32, NULL, count_frees, &frees);
         td_tensor *view = turn ? td_transpose(t, 0, 1) : td_tensor_retain(t);
         td_work *work;
         CHECK_OK(td_all_reduce(view, TD_SUM, NULL, &work));
@@ -225,7 +225,7 @@ RANKS(memory_that_is_not_aligned, .ranks = 2)
     double value = td_get_rank(NULL) + 1;
     for (int i = 0; i < 10; i++)
         memcpy(memory + 1 + i * 8, &value, 8);
-    td_tensor *t = td_from_blob(memory + 1, (int64_t[]){10}, 1, NULL, TD_F64, NULL, NULL);
+    td_tensor *t = td_from_blob(memory + 1, (int64_t[]){10}, 1, NULL, TD_F64, NULL, NULL, NULL);
     CHECK_OK(td_all_reduce(t, TD_SUM, NULL, NULL));
     for (int i = 0; i < 10; i++) {
         memcpy(&value, memory + 1 + i * 8, 8);

@@ -108,7 +108,7 @@ static td_value *dies_later(td_rpc_call *call, td_value *const *args, int count)
 static void begin(void)
 {
     char name[16];
-    weight = td_full(TD_SHAPE(3), td_test_rank() + 2, TD_F32);
+    weight = td_full(TD_SHAPE(3), td_test_rank() + 2, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(weight, true));
     CHECK_OK(td_rpc_register("mul(x: tensor)", mul, NULL));
     CHECK_OK(td_rpc_register("chain(x: tensor, left: int)", chain, NULL));
@@ -155,7 +155,7 @@ static void check_no_contexts(void)
 static void over_a_chain(int hops)
 {
     TD_SCOPE;
-    td_tensor *x = td_full(TD_SHAPE(3), 1, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(3), 1, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(x, true));
     TD_DIST_AUTOGRAD(context);
     CHECK(context);
@@ -242,7 +242,7 @@ RANKS(calls_without_a_context_record_nothing, .ranks = 2)
         CHECK_EQ(td_dist_backward(12345, &loss, 1, NULL), TD_ERR_INVALID);
         TD_DIST_AUTOGRAD(context);
         CHECK_EQ(td_dist_backward(context, NULL, 0, NULL), TD_ERR_INVALID);
-        td_tensor *plain = td_full(TD_SHAPE(1), 1, TD_F32);
+        td_tensor *plain = td_full(TD_SHAPE(1), 1, TD_F32, NULL);
         CHECK_EQ(td_dist_backward(context, &plain, 1, NULL), TD_ERR_INVALID);
         CHECK_EQ(td_dist_backward(context, &weight, 1, NULL), TD_ERR_INVALID);
         CHECK_OK(td_dist_backward(context, &loss, 1, NULL));
@@ -361,7 +361,7 @@ static td_value *make_stage(td_rpc_call *call, td_value *const *args, int count)
 static td_tensor *batch(int step, int64_t width)
 {
     td_manual_seed((uint64_t)(1000 + step));
-    return td_randn(TD_SHAPE(6, width), TD_F32);
+    return td_randn(TD_SHAPE(6, width), TD_F32, NULL);
 }
 
 static td_optimizer *local_optimizer(bool adam, td_tensor *const *parameters, int count)

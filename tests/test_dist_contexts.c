@@ -137,7 +137,7 @@ static void use_context(int number)
 {
     TD_SCOPE;
     td_future *pending = NULL;
-    td_tensor *x = td_full(TD_SHAPE(ELEMENTS), 3, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(ELEMENTS), 3, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(x, true));
     {
         TD_DIST_AUTOGRAD(context);
@@ -187,7 +187,7 @@ RANKS(a_thousand_contexts, .ranks = 3, .deadline_s = 60)
 
 static td_tensor *make_leaf(void)
 {
-    td_tensor *x = td_full(TD_SHAPE(ELEMENTS), 3, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(ELEMENTS), 3, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(x, true));
     return x;
 }

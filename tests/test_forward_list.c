@@ -24,8 +24,8 @@ static td_module *make_pair(void)
 {
     TD_SCOPE;
     td_module *module = td_module_create(&pair_ops);
-    td_module_add_parameter(module, "weight", td_full(TD_SHAPE(1), 2, TD_F32));
-    td_module_add_parameter(module, "other", td_full(TD_SHAPE(1), 3, TD_F32));
+    td_module_add_parameter(module, "weight", td_full(TD_SHAPE(1), 2, TD_F32, NULL));
+    td_module_add_parameter(module, "other", td_full(TD_SHAPE(1), 3, TD_F32, NULL));
     return td_module_finish(module);
 }
 
@@ -41,14 +41,14 @@ static const td_module_ops difference_ops = {.name = "Difference", .forward = di
 
 static double at(td_tensor *tensor, int64_t index)
 {
-    return td_item(td_select(td_f_flatten(td_tensor_to(tensor, "cpu"), 0, -1), 0, index));
+    return td_item(td_select(td_f_flatten(td_tensor_to(tensor, td_device_get("cpu")), 0, -1), 0, index));
 }
 
 TEST(a_module_gives_several_results)
 {
     td_module *pair = make_pair();
     TD_SCOPE;
-    td_tensor *a = td_arange(0, 4, 1, TD_F32), *b = td_full(TD_SHAPE(4), 5, TD_F32);
+    td_tensor *a = td_arange(0, 4, 1, TD_F32, NULL), *b = td_full(TD_SHAPE(4), 5, TD_F32, NULL);
     td_tensor_list results;
     CHECK_OK(td_forward_list(pair, &(td_tensor_list){.count = 2, .at = {a, b}}, &results));
     CHECK_EQ(results.count, 2);
@@ -73,7 +73,7 @@ TEST(lists_are_checked)
 {
     TD_SCOPE;
     td_module *pair = make_pair();
-    td_tensor *x = td_ones(TD_SHAPE(2), TD_F32);
+    td_tensor *x = td_ones(TD_SHAPE(2), TD_F32, NULL);
     td_tensor_list list = {0}, results = {.count = 7};
     CHECK_OK(td_tensor_list_add(&list, "x", x));
     CHECK_EQ(td_tensor_list_add(&list, "x", x), TD_ERR_INVALID);
@@ -88,7 +88,7 @@ TEST(lists_are_checked)
     CHECK_FAILS(td_forward_list(pair, &(td_tensor_list){.count = 2, .at = {x, x}, .reserved = {x}},
                                 &results),
                 TD_ERR_INVALID, "td_forward_list: reserved[0] is not zero");
-    td_tensor_list unfit = {.count = 2, .at = {x, td_ones(TD_SHAPE(3), TD_F32)}};
+    td_tensor_list unfit = {.count = 2, .at = {x, td_ones(TD_SHAPE(3), TD_F32, NULL)}};
     CHECK_EQ(td_forward_list(pair, &unfit, &results), TD_ERR_INVALID);
     CHECK_EQ(results.count, 0);
     CHECK(strstr(td_last_error(), "[2] and [3]"));
@@ -99,7 +99,7 @@ TEST(a_sequence_hands_all_results_on)
 {
     TD_SCOPE;
     td_module *net = td_sequential(make_pair(), td_module_create(&difference_ops), td_relu(), NULL);
-    td_tensor *a = td_full(TD_SHAPE(3), 1, TD_F32), *b = td_full(TD_SHAPE(3), 0.5, TD_F32);
+    td_tensor *a = td_full(TD_SHAPE(3), 1, TD_F32, NULL), *b = td_full(TD_SHAPE(3), 0.5, TD_F32, NULL);
     td_tensor *y = td_forward_with(net, TD_TENSORS(a, b));
     CHECK(at(y, 0) == 1.5); /* 2 (1 + 0.5) - 3 (1 * 0.5) */
     td_module *two = td_sequential(make_pair(), make_pair(), NULL);
@@ -115,8 +115,8 @@ TEST(attention_takes_its_mask_by_name)
     TD_SCOPE;
     td_module *layer = td_transformer_encoder_layer(8, 2);
     td_module_eval(layer);
-    td_tensor *x = td_randn(TD_SHAPE(3, 2, 8), TD_F32),
-              *mask = td_tril(td_ones(TD_SHAPE(3, 3), TD_F32), 0);
+    td_tensor *x = td_randn(TD_SHAPE(3, 2, 8), TD_F32, NULL),
+              *mask = td_tril(td_ones(TD_SHAPE(3, 3), TD_F32, NULL), 0);
     mask = td_gt_scalar(mask, 0);
     td_tensor_list named = {.count = 2, .at = {mask, x}, .names = {"mask", NULL}}, results;
     CHECK_OK(td_forward_list(layer, &named, &results));
@@ -135,8 +135,8 @@ TEST(data_parallel_scatters_and_gathers_each)
                                         &(td_data_parallel_options){.device_count = 3});
     for (int64_t rows = 1; rows < 8; rows++) {
         TD_SCOPE;
-        td_tensor *a = td_randn(TD_SHAPE(rows, 2), TD_F32),
-                  *b = td_randn(TD_SHAPE(rows, 2), TD_F32);
+        td_tensor *a = td_randn(TD_SHAPE(rows, 2), TD_F32, NULL),
+                  *b = td_randn(TD_SHAPE(rows, 2), TD_F32, NULL);
         td_tensor_list inputs = {.count = 2, .at = {a, b}, .names = {NULL, "b"}}, expected, results;
         CHECK_OK(td_forward_list(alone, &inputs, &expected));
         CHECK_OK(td_forward_list(model, &inputs, &results));
@@ -144,7 +144,7 @@ TEST(data_parallel_scatters_and_gathers_each)
         CHECK_STR(results.names[0], "sum");
         CHECK_STR(results.names[1], "product");
         for (int k = 0; k < 2; k++) {
-            CHECK_STR(td_tensor_device(results.at[k]), "cpu");
+            CHECK_STR(td_device_name(td_tensor_device(results.at[k])), "cpu");
             CHECK(td_equal(results.at[k], expected.at[k]));
         }
         CHECK_OK(td_backward(td_sum(td_add(expected.at[0], expected.at[1]))));
@@ -154,7 +154,7 @@ TEST(data_parallel_scatters_and_gathers_each)
         TD_SCOPE;
         CHECK(td_allclose(td_tensor_grad(td_module_parameter(alone, "other")),
                           td_tensor_grad(td_module_parameter(model, "module.other")), 1e-5, 1e-5));
-        CHECK(td_forward(model, td_ones(TD_SHAPE(4, 2), TD_F32)) == NULL);
+        CHECK(td_forward(model, td_ones(TD_SHAPE(4, 2), TD_F32, NULL)) == NULL);
         CHECK(strstr(td_last_error(), "2 results"));
     }
     td_module_destroy(model);
@@ -165,17 +165,17 @@ TEST(applied_in_parallel)
 {
     TD_SCOPE;
     td_module *modules[] = {make_pair(), make_pair()};
-    CHECK_OK(td_module_to(modules[1], "cpu:1"));
-    td_tensor *x = td_full(TD_SHAPE(2), 1, TD_F32), *y = td_tensor_to(x, "cpu:1");
+    CHECK_OK(td_module_to(modules[1], td_device_get("cpu:1")));
+    td_tensor *x = td_full(TD_SHAPE(2), 1, TD_F32, NULL), *y = td_tensor_to(x, td_device_get("cpu:1"));
     td_tensor_list inputs[] = {{.count = 1, .at = {x}}, {.count = 1, .at = {y}}}, results[2];
     CHECK_OK(td_parallel_apply(modules, inputs, 2, results));
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(results[i].count, 2);
-        CHECK_STR(td_tensor_device(results[i].at[0]), i ? "cpu:1" : "cpu");
+        CHECK_STR(td_device_name(td_tensor_device(results[i].at[0])), i ? "cpu:1" : "cpu");
         CHECK(at(results[i].at[0], 1) == 4 && at(results[i].at[1], 1) == 3);
     }
     inputs[1] = (td_tensor_list){.count = 2,
-                                 .at = {y, td_tensor_to(td_ones(TD_SHAPE(3), TD_F32), "cpu:1")}};
+                                 .at = {y, td_tensor_to(td_ones(TD_SHAPE(3), TD_F32, NULL), td_device_get("cpu:1"))}};
     CHECK_EQ(td_parallel_apply(modules, inputs, 2, results), TD_ERR_INVALID);
     CHECK(strstr(td_last_error(), "[2] and [3]"));
     CHECK(results[0].count == 0 && results[1].count == 0);
@@ -190,7 +190,7 @@ static td_status train_pair(int rank, void *arg)
     TD_SCOPE;
     td_module *model = td_ddp(make_pair(), &(td_ddp_options){.find_unused_parameters = true});
     CHECK(model != NULL);
-    td_tensor *x = td_full(TD_SHAPE(2), rank + 1, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(2), rank + 1, TD_F32, NULL);
     td_tensor_list results;
     CHECK_OK(td_forward_list(
         model, &(td_tensor_list){.count = 2, .at = {x, x}, .names = {NULL, "b"}}, &results));

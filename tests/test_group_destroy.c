@@ -210,7 +210,7 @@ static td_status receive_object(struct call *call)
 /* One operation for each dtype. */
 static td_status sum_up_coalesced(struct call *call)
 {
-    td_tensor *tensors[] = {td_ones((int64_t[]){3}, 1, TD_F32), td_ones((int64_t[]){2}, 1, TD_I64)};
+    td_tensor *tensors[] = {td_ones((int64_t[]){3}, 1, TD_F32, NULL), td_ones((int64_t[]){2}, 1, TD_I64, NULL)};
     td_status status = td_all_reduce_coalesced(tensors, 2, TD_SUM, call->group, NULL);
     if (!status)
         CHECK(((float *)td_tensor_data(tensors[0]))[0] == 2 &&
@@ -465,7 +465,7 @@ RANKS(destroying_the_groups_of_a_batch, .ranks = 2)
 {
     for (int round = 0; round < 4; round++) {
         struct batch batch = {.whole_world = round % 2};
-        td_tensor *tensor = td_zeros(TD_SHAPE(1), TD_F32);
+        td_tensor *tensor = td_zeros(TD_SHAPE(1), TD_F32, NULL);
         open_world(&shm, TIMEOUT_MS);
         for (int i = 0; i < 2; i++)
             CHECK_OK(td_new_group(NULL, 0, NULL, &batch.groups[i]));

@@ -52,7 +52,7 @@ static void call_group_h(td_group *ended)
 static void call_collectives_of_dist_h(td_group *ended, td_work **way)
 {
     TD_SCOPE;
-    td_tensor *t = td_zeros(TD_SHAPE(2), TD_F32), *u = td_zeros(TD_SHAPE(2), TD_F32);
+    td_tensor *t = td_zeros(TD_SHAPE(2), TD_F32, NULL), *u = td_zeros(TD_SHAPE(2), TD_F32, NULL);
     td_tensor *list[4] = {t, u, t, u};
     CHECK_ENDED(td_broadcast(t, 0, ended, way));
     CHECK_ENDED(td_all_reduce(t, TD_SUM, ended, way));
@@ -78,7 +78,7 @@ static void call_dist_h(td_group *ended)
     td_work *work = NULL;
     call_collectives_of_dist_h(ended, NULL);
     call_collectives_of_dist_h(ended, &work);
-    td_tensor *t = td_zeros(TD_SHAPE(2), TD_F32), *list[2] = {t, t};
+    td_tensor *t = td_zeros(TD_SHAPE(2), TD_F32, NULL), *list[2] = {t, t};
     CHECK_ENDED(td_monitored_barrier(ended, 0, false, NULL, NULL));
     CHECK_ENDED(td_send(t, 0, 0, ended));
     CHECK_ENDED(td_recv(t, 0, 0, ended, NULL));
@@ -170,7 +170,7 @@ static void leave_works(td_group *group, bool end_group)
     int other = 1 - td_test_rank(), sum = -1, one = 1, in = -1, never = -1;
     td_work *reduced, *received, *unanswered, *summed;
     TD_SCOPE;
-    td_tensor *t = td_transpose(td_ones(TD_SHAPE(2, 3), TD_F32), 0,
+    td_tensor *t = td_transpose(td_ones(TD_SHAPE(2, 3), TD_F32, NULL), 0,
                                 1); /* is packed, and unpacked */
     CHECK_OK(td_group_all_reduce(&sum, &one, 1, TD_I32, TD_SUM, group, &reduced));
     CHECK_OK(td_all_reduce(t, TD_SUM, group, &summed));
@@ -229,7 +229,7 @@ static td_module *small_net(void)
 static void check_step_fails(td_module *model)
 {
     TD_SCOPE;
-    td_tensor *x = td_ones(TD_SHAPE(3, 4), TD_F32), *y = td_forward(model, x);
+    td_tensor *x = td_ones(TD_SHAPE(3, 4), TD_F32, NULL), *y = td_forward(model, x);
     td_status status = y ? td_backward(td_sum(y)) : td_last_status();
     CHECK_EQ(status, TD_ERR_STATE);
     CHECK_CONTAINS(td_last_error(), "has ended");

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct td__kernels *const cpu = &td__cpu_kernels;
+static const td_kernels *const cpu = &td__cpu_kernels;
 
 enum mask { NO_MASK, FULL_MASK, ROW_MASK, COLUMN_MASK, HOLES };
 
@@ -63,7 +63,7 @@ static td_tensor *make_mask(const struct attention *a)
         strides[0] = strides[1] = 0;
     if (a->mask_kind == COLUMN_MASK)
         strides[0] = strides[2] = 0, strides[1] = 1;
-    td_tensor *mask = td_from_blob(td_tensor_data(base), SHAPE(b, l, s), strides, a->dtype,
+    td_tensor *mask = td_from_blob(td_tensor_data(base), SHAPE(b, l, s), strides, a->dtype, NULL,
                                    release_base, base);
     CHECK(mask);
     return mask;

@@ -11,7 +11,7 @@ enum { MOST_RESULTS = 3 };
 struct bits_case {
     td_tensor *operands[4];
     td_tensor *results[MOST_RESULTS];
-    struct td__window window;
+    td_window window;
     bool accumulate;
     void (*run)(const struct bits_case *c);
 };
@@ -19,7 +19,7 @@ struct bits_case {
 /* A tensor of numbers with all their bits, some of them subnormal. */
 static td_tensor *noise(const int64_t *shape, int ndim, td_dtype dtype)
 {
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, NULL);
     CHECK(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++) {
         double value = (double)(below(1 << 30) + 1) / (1 << 29) - 1;
@@ -222,7 +222,7 @@ TEST(bits_of_pooling, .deadline_s = 60)
             .window = {{kernel, kernel}, {stride, stride}, {padding, padding}, {1, 1}, .groups = 1},
         };
         c.results[0] = noise(SHAPE(5, 30, size, size), dtype);
-        c.results[1] = td_zeros(SHAPE(5, 30, size, size), TD_I32);
+        c.results[1] = td_zeros(SHAPE(5, 30, size, size), TD_I32, NULL);
         c.results[2] = td_clone(c.operands[0]);
         c.run = run_max_pool;
         struct bits_case average = c;

@@ -3,11 +3,11 @@
 
 struct shape {
     int64_t n, c, h, w, o;
-    struct td__window window;
+    td_window window;
 };
 
 /* groups 0 is 1; stride and dilation 0 are 1. */
-static struct td__window window_of(struct td__window w)
+static td_window window_of(td_window w)
 {
     for (int d = 0; d < 2; d++) {
         w.stride[d] = w.stride[d] ? w.stride[d] : 1;
@@ -17,7 +17,7 @@ static struct td__window window_of(struct td__window w)
     return w;
 }
 
-static int64_t out_size(int64_t size, const struct td__window *w, int d)
+static int64_t out_size(int64_t size, const td_window *w, int d)
 {
     int64_t reach = w->dilation[d] * (w->kernel[d] - 1) + 1;
     int64_t room = size + 2 * w->padding[d] - reach;
@@ -26,7 +26,7 @@ static int64_t out_size(int64_t size, const struct td__window *w, int d)
 
 struct conv_case {
     const struct shape *shape;
-    struct td__window w;
+    td_window w;
     int64_t oh, ow;
     td_tensor *x, *weight, *bias, *out;
     double *x_values, *weight_values, *out_values; /* of `out` as a gradient */
@@ -63,7 +63,7 @@ static void walk(const struct conv_case *c,
                  double *result)
 {
     const struct shape *s = c->shape;
-    const struct td__window *w = &c->w;
+    const td_window *w = &c->w;
     int64_t group_in = s->c / w->groups, group_out = s->o / w->groups;
     for (int64_t out = 0; out < s->n * s->o * c->oh * c->ow; out++) {
         int64_t ox = out % c->ow, oy = out / c->ow % c->oh, o = out / (c->ow * c->oh) % s->o;

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-static const struct td__kernels *const cpu = &td__cpu_kernels;
+static const td_kernels *const cpu = &td__cpu_kernels;
 
 static const td_dtype all_dtypes[] = {TD_F32, TD_F64,  TD_F16,       TD_BF16,      TD_I8,
                                       TD_U8,  TD_I16,  TD_I32,       TD_I64,       TD_U32,
@@ -26,7 +26,7 @@ static char *element(const td_tensor *tensor, const int64_t *at)
 /* Small whole numbers, which all dtypes can add up exactly. */
 static void put_small(void *element, td_dtype dtype, int value)
 {
-    td_tensor *one = td_full(NULL, 0, value, dtype);
+    td_tensor *one = td_full(NULL, 0, value, dtype, NULL);
     CHECK(one);
     memcpy(element, td_tensor_data(one), td_dtype_size(dtype));
     td_tensor_release(one);
@@ -35,7 +35,7 @@ static void put_small(void *element, td_dtype dtype, int value)
 static int small_of(const void *element, td_dtype dtype)
 {
     for (int value = 0; value < 128; value++) {
-        td_tensor *one = td_full(NULL, 0, value, dtype);
+        td_tensor *one = td_full(NULL, 0, value, dtype, NULL);
         bool same = !memcmp(element, td_tensor_data(one), td_dtype_size(dtype));
         td_tensor_release(one);
         if (same)
@@ -50,9 +50,9 @@ static td_tensor *make(const int64_t shape[3], td_dtype dtype, int layout)
 {
     int64_t turned[] = {shape[2], shape[1], shape[0]};
     int64_t wide[] = {shape[0], shape[1], shape[2] * 2};
-    td_tensor *base = layout == 0   ? td_empty(shape, 3, dtype)
-                      : layout == 1 ? td_empty(turned, 3, dtype)
-                                    : td_empty(wide, 3, dtype);
+    td_tensor *base = layout == 0   ? td_empty(shape, 3, dtype, NULL)
+                      : layout == 1 ? td_empty(turned, 3, dtype, NULL)
+                                    : td_empty(wide, 3, dtype, NULL);
     td_tensor *view = layout == 0   ? td_tensor_retain(base)
                       : layout == 1 ? td_transpose(base, 0, 2)
                                     : td_slice(base, 2, 0, shape[2] * 2, 2);
@@ -142,12 +142,12 @@ TEST(rows_of_a_matrix)
 {
     enum { WORDS = 50, WIDTH = 37, COUNT = 200 };
     td_tensor *table = any_tensor(SHAPE(WORDS, WIDTH), TD_F32, 1);
-    td_tensor *index = td_empty(SHAPE(COUNT), TD_I64), *out = td_empty(SHAPE(COUNT, WIDTH), TD_F32);
+    td_tensor *index = td_empty(SHAPE(COUNT), TD_I64, NULL), *out = td_empty(SHAPE(COUNT, WIDTH), TD_F32, NULL);
     int64_t *at = td_tensor_data(index);
     for (int i = 0; i < COUNT; i++)
         at[i] = any_integer(WORDS);
     CHECK_OK(cpu->index_select(out, table, 0, index));
-    td_tensor *grad = td_zeros(SHAPE(WORDS, WIDTH), TD_F32);
+    td_tensor *grad = td_zeros(SHAPE(WORDS, WIDTH), TD_F32, NULL);
     CHECK_OK(cpu->index_add(grad, 0, index, out));
     for (int64_t w = 0; w < WORDS; w++)
         for (int64_t c = 0; c < WIDTH; c++) {
@@ -165,7 +165,7 @@ TEST(rows_of_a_matrix)
 TEST(bad_indices_are_named)
 {
     td_tensor *table = any_tensor(SHAPE(4, 6), TD_F32, 1), *before = td_clone(table);
-    td_tensor *index = td_zeros(SHAPE(3), TD_I64), *rows = td_zeros(SHAPE(3, 6), TD_F32);
+    td_tensor *index = td_zeros(SHAPE(3), TD_I64, NULL), *rows = td_zeros(SHAPE(3, 6), TD_F32, NULL);
     ((int64_t *)td_tensor_data(index))[2] = 4;
     CHECK_FAILS(cpu->index_select(rows, table, 0, index), TD_ERR_INVALID,
                 "index_select: the index at [2] is 4, but dimension 0 has 4 elements: indices go "
@@ -174,8 +174,8 @@ TEST(bad_indices_are_named)
     CHECK_FAILS(cpu->index_add(table, 0, index, rows), TD_ERR_INVALID,
                 "index_add: the index at [1] is -1");
 
-    td_tensor *base = td_zeros(SHAPE(2, 3), TD_I64), *places = td_transpose(base, 0, 1);
-    td_tensor *picked = td_zeros(SHAPE(3, 2), TD_F32);
+    td_tensor *base = td_zeros(SHAPE(2, 3), TD_I64, NULL), *places = td_transpose(base, 0, 1);
+    td_tensor *picked = td_zeros(SHAPE(3, 2), TD_F32, NULL);
     ((int64_t *)td_tensor_data(base))[1] = INT64_MIN; /* [0, 1] of the base */
     CHECK_FAILS(cpu->gather(picked, table, 1, places), TD_ERR_INVALID,
                 "gather: the index at [1, 0] is -9223372036854775808, but dimension 1 has 6");
@@ -184,7 +184,7 @@ TEST(bad_indices_are_named)
     /* Nothing was written. */
     CHECK_MEM(td_tensor_data(table), td_tensor_data(before), td_tensor_nbytes(table));
 
-    td_tensor *none = td_zeros(SHAPE(0, 6), TD_F32);
+    td_tensor *none = td_zeros(SHAPE(0, 6), TD_F32, NULL);
     memset(td_tensor_data(index), 0, td_tensor_nbytes(index));
     CHECK_FAILS(cpu->index_select(rows, none, 0, index), TD_ERR_INVALID, "has 0 elements");
     release_all(table, before, index, rows, base, places, picked, none, NULL);

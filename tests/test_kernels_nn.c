@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-static const struct td__kernels *const cpu = &td__cpu_kernels;
+static const td_kernels *const cpu = &td__cpu_kernels;
 
 /* ---- Softmax --------------------------------------------------------------------------------- */
 
@@ -75,8 +75,8 @@ TEST(softmax_of_many_shapes)
 TEST(exponential_is_good_to_one_unit)
 {
     enum { N = 4096 };
-    td_tensor *x = td_empty(SHAPE(1, N, 1), TD_F32), *y = td_empty(SHAPE(1, N, 1), TD_F32);
-    td_tensor *one = td_full(SHAPE(1, N, 1), 0, TD_F32);
+    td_tensor *x = td_empty(SHAPE(1, N, 1), TD_F32, NULL), *y = td_empty(SHAPE(1, N, 1), TD_F32, NULL);
+    td_tensor *one = td_full(SHAPE(1, N, 1), 0, TD_F32, NULL);
     float *in = td_tensor_data(x), *out = td_tensor_data(y), worst = 0;
     uint32_t bits = 0;
     for (uint64_t start = 0; start < UINT64_C(1) << 32; start += (uint64_t)N * 9973) {
@@ -110,8 +110,8 @@ TEST(softmax_of_special_values)
 {
     for (int inner = 1; inner < 3; inner++)
         for (int t = 0; t < FLOAT_DTYPES; t++) {
-            td_tensor *x = td_full(SHAPE(1, 20, inner), -INFINITY, float_dtypes[t]);
-            td_tensor *y = td_full(SHAPE(1, 20, inner), 0, float_dtypes[t]);
+            td_tensor *x = td_full(SHAPE(1, 20, inner), -INFINITY, float_dtypes[t], NULL);
+            td_tensor *y = td_full(SHAPE(1, 20, inner), 0, float_dtypes[t], NULL);
             CHECK_OK(cpu->softmax(y, x, false));
             CHECK(isnan(number_at(y, 0)));
             put_number(x, 3 * inner, 5);
@@ -126,7 +126,7 @@ TEST(softmax_of_special_values)
             release_all(x, y, NULL);
         }
     /* Large numbers do not overflow, and lose nothing. */
-    td_tensor *x = td_full(SHAPE(1, 2, 1), 1e30, TD_F32), *y = td_clone(x);
+    td_tensor *x = td_full(SHAPE(1, 2, 1), 1e30, TD_F32, NULL), *y = td_clone(x);
     CHECK_OK(cpu->softmax(y, x, true));
     CHECK(fabs(number_at(y, 0) + log(2)) < 1e-7);
     release_all(x, y, NULL);
@@ -202,8 +202,8 @@ TEST(layer_norm_of_many_shapes)
 TEST(statistics_around_a_large_mean)
 {
     enum { N = 1001 };
-    td_tensor *x = td_empty(SHAPE(1, N), TD_F32), *y = td_clone(x);
-    td_tensor *mean = td_empty(SHAPE(1), TD_F32), *rstd = td_clone(mean);
+    td_tensor *x = td_empty(SHAPE(1, N), TD_F32, NULL), *y = td_clone(x);
+    td_tensor *mean = td_empty(SHAPE(1), TD_F32, NULL), *rstd = td_clone(mean);
     double m = 0, v = 0;
     for (int i = 0; i < N; i++) {
         put_number(x, i, 10000.5 + any_number());
@@ -251,7 +251,7 @@ static struct batch batch_of(const int64_t shape[3], td_dtype dtype, bool affine
         .mean = any_tensor(SHAPE(c), exact, 1),
         .rstd = any_tensor(SHAPE(c), exact, 1),
         .running_mean = any_tensor(SHAPE(c), dtype, 1),
-        .running_var = td_full(SHAPE(c), 1.5, dtype),
+        .running_var = td_full(SHAPE(c), 1.5, dtype, NULL),
         .gy = any_tensor(shape, 3, dtype, 1),
         .gx = any_tensor(shape, 3, dtype, 1),
         .gw = any_tensor(SHAPE(c), dtype, 1),
@@ -416,7 +416,7 @@ TEST(gradients_are_slopes)
 static void check_dropout(td_dtype dtype, int64_t blocks, int64_t block, double p)
 {
     td_tensor *x = any_tensor(SHAPE(blocks, block), dtype, 3), *y = td_clone(x);
-    td_tensor *keep = td_full(SHAPE(blocks), 1, TD_BOOL);
+    td_tensor *keep = td_full(SHAPE(blocks), 1, TD_BOOL, NULL);
     td_generator *generator = td_generator_create(5);
     CHECK_OK(cpu->dropout(y, keep, x, p, block, generator));
     const unsigned char *kept = td_tensor_data(keep);
@@ -426,7 +426,7 @@ static void check_dropout(td_dtype dtype, int64_t blocks, int64_t block, double 
     double factor = 0;
     {
         TD_SCOPE;
-        factor = td_item(td_div(td_full(NULL, 0, 1, dtype), td_full(NULL, 0, 1 - p, dtype)));
+        factor = td_item(td_div(td_full(NULL, 0, 1, dtype, NULL), td_full(NULL, 0, 1 - p, dtype, NULL)));
     }
     for (int64_t i = 0; i < blocks * block; i++) {
         CHECK(kept[i / block] <= 1);
@@ -466,8 +466,8 @@ TEST(dropout_draws_as_pytorch)
     td_generator *generator = td_generator_create(0);
     for (int planes = 0; planes < 2; planes++) {
         int64_t n = planes ? 12 : 16, block = planes ? 4 : 1;
-        td_tensor *x = td_full(SHAPE(n, block), 1, TD_F32), *y = td_clone(x);
-        td_tensor *keep = td_empty(SHAPE(n), TD_BOOL), *after = td_empty(SHAPE(1), TD_F32);
+        td_tensor *x = td_full(SHAPE(n, block), 1, TD_F32, NULL), *y = td_clone(x);
+        td_tensor *keep = td_empty(SHAPE(n), TD_BOOL, NULL), *after = td_empty(SHAPE(1), TD_F32, NULL);
         td_generator_manual_seed(generator, 7);
         CHECK_OK(cpu->dropout(y, keep, x, 0.3, block, generator));
         CHECK_MEM(td_tensor_data(keep), kept, (size_t)n);
@@ -489,9 +489,9 @@ TEST(dropout_in_bf16_rounds_as_pytorch)
     static const uint16_t ys[] = {0xc07e, 0xc05c, 0x8000, 0xc018, 0x8000, 0x8000, 0xbf4b, 0xbe87,
                                   0x0000, 0x0000, 0x3fa9, 0x3fed, 0x4018, 0x403a, 0x405c, 0x0000};
     td_generator *generator = td_generator_create(7);
-    td_tensor *x = td_empty(SHAPE(16, 1), TD_BF16), *y = td_clone(x);
-    td_tensor *keep = td_empty(SHAPE(16), TD_BOOL);
-    td_tensor *gy = td_full(SHAPE(16, 1), 1.1015625, TD_BF16), *gx = td_clone(gy);
+    td_tensor *x = td_empty(SHAPE(16, 1), TD_BF16, NULL), *y = td_clone(x);
+    td_tensor *keep = td_empty(SHAPE(16), TD_BOOL, NULL);
+    td_tensor *gy = td_full(SHAPE(16, 1), 1.1015625, TD_BF16, NULL), *gx = td_clone(gy);
     memcpy(td_tensor_data(x), xs, sizeof xs);
     CHECK_OK(cpu->dropout(y, keep, x, 0.3, 1, generator));
     CHECK_MEM(td_tensor_data(y), ys, sizeof ys);

@@ -3,7 +3,7 @@
 
 struct pool_case {
     int64_t n, c, h, w, oh, ow;
-    struct td__window window; /* kernel 0: adaptive */
+    td_window window; /* kernel 0: adaptive */
 };
 
 /* Whether input (y, x) belongs to output (oy, ox). */
@@ -29,7 +29,7 @@ static bool covers(const struct pool_case *p, int64_t oy, int64_t ox, int64_t y,
 /* How many places a mean is over, those in the padding included. */
 static int64_t places(const struct pool_case *p, int64_t oy, int64_t ox)
 {
-    const struct td__window *w = &p->window;
+    const td_window *w = &p->window;
     int64_t count = 0;
     for (int64_t ky = 0; ky < w->kernel[0]; ky++)
         for (int64_t kx = 0; kx < w->kernel[1]; kx++)
@@ -42,7 +42,7 @@ static void check_max(const struct pool_case *p, td_dtype dtype)
 {
     td_tensor *x = filled(SHAPE(p->n, p->c, p->h, p->w), dtype), *grad_x = td_clone(x);
     td_tensor *out = filled(SHAPE(p->n, p->c, p->oh, p->ow), dtype), *other = td_clone(out);
-    td_tensor *indices = td_zeros(SHAPE(p->n, p->c, p->oh, p->ow), TD_I32);
+    td_tensor *indices = td_zeros(SHAPE(p->n, p->c, p->oh, p->ow), TD_I32, NULL);
     double *values = values_of(x), *greatest = doubles(td_tensor_numel(out)),
            *where = doubles(td_tensor_numel(out));
     double *gradient = doubles(td_tensor_numel(x));
@@ -167,13 +167,13 @@ TEST(adaptive_windows, .deadline_s = 60)
 TEST(the_greatest_of_four)
 {
     static const double values[] = {0, 1, -INFINITY, INFINITY, NAN};
-    struct td__window w = {.kernel = {2, 2}, .stride = {2, 2}, .dilation = {1, 1}};
-    td_tensor *x = td_zeros(SHAPE(625, 1, 2, 2), TD_F32),
-              *out = td_zeros(SHAPE(625, 1, 1, 1), TD_F32);
-    td_tensor *other = td_clone(out), *indices = td_zeros(SHAPE(625, 1, 1, 1), TD_I32);
-    td_tensor *row = td_zeros(SHAPE(1, 1, 2, 1250), TD_F32);
-    td_tensor *row_out = td_zeros(SHAPE(1, 1, 1, 625), TD_F32);
-    td_tensor *row_indices = td_zeros(SHAPE(1, 1, 1, 625), TD_I32);
+    td_window w = {.kernel = {2, 2}, .stride = {2, 2}, .dilation = {1, 1}};
+    td_tensor *x = td_zeros(SHAPE(625, 1, 2, 2), TD_F32, NULL),
+              *out = td_zeros(SHAPE(625, 1, 1, 1), TD_F32, NULL);
+    td_tensor *other = td_clone(out), *indices = td_zeros(SHAPE(625, 1, 1, 1), TD_I32, NULL);
+    td_tensor *row = td_zeros(SHAPE(1, 1, 2, 1250), TD_F32, NULL);
+    td_tensor *row_out = td_zeros(SHAPE(1, 1, 1, 625), TD_F32, NULL);
+    td_tensor *row_indices = td_zeros(SHAPE(1, 1, 1, 625), TD_I32, NULL);
     for (int64_t i = 0; i < 625; i++) {
         double four[4] = {values[i % 5], values[i / 5 % 5], values[i / 25 % 5], values[i / 125]};
         for (int64_t j = 0; j < 4; j++) {

@@ -22,8 +22,8 @@ static void check_powers(const float *x, const float *y, int64_t count, double u
 {
     {
         TD_SCOPE;
-        td_tensor *base = td_from_blob((void *)x, SHAPE(count), NULL, TD_F32, NULL, NULL);
-        td_tensor *exponent = td_from_blob((void *)y, SHAPE(count), NULL, TD_F32, NULL, NULL);
+        td_tensor *base = td_from_blob((void *)x, SHAPE(count), NULL, TD_F32, NULL, NULL, NULL);
+        td_tensor *exponent = td_from_blob((void *)y, SHAPE(count), NULL, TD_F32, NULL, NULL, NULL);
         td_tensor *result = td_pow(base, exponent);
         CHECK(result);
         const float *power = td_tensor_data(result);
@@ -92,7 +92,7 @@ TEST(simple_exponents_are_products_and_roots)
     for (int e = 0; e < 8; e++)
         {
             TD_SCOPE;
-            td_tensor *x = td_from_blob((void *)numbers, SHAPE(NUMBERS), NULL, TD_F32, NULL, NULL);
+            td_tensor *x = td_from_blob((void *)numbers, SHAPE(NUMBERS), NULL, TD_F32, NULL, NULL, NULL);
             const float *power = td_tensor_data(td_pow_scalar(x, exponents[e]));
             for (int i = 0; i < NUMBERS; i++) {
                 float v = numbers[i];

@@ -97,7 +97,7 @@ TEST(matmul_of_a_broadcast_operand)
         td_tensor *one = filled(SHAPE(6, 4), dtype);
         td_tensor *many = filled(SHAPE(3, 4, 6), dtype);
         td_tensor *wide = td_from_blob(td_tensor_data(one), SHAPE(3, 6, 4),
-                                       (const int64_t[]){0, 4, 1}, dtype, NULL, NULL);
+                                       (const int64_t[]){0, 4, 1}, dtype, NULL, NULL, NULL);
         CHECK(wide);
         bool right = i % 2;
         td_tensor *out = right ? filled(SHAPE(3, 4, 4), dtype) : filled(SHAPE(3, 6, 6), dtype);
@@ -250,7 +250,7 @@ TEST(nan_and_infinity_pass_through_products)
 
 TEST(products_of_integers_are_refused)
 {
-    td_tensor *a = td_zeros(SHAPE(2, 2), TD_I32), *out = td_zeros(SHAPE(2, 2), TD_I32);
+    td_tensor *a = td_zeros(SHAPE(2, 2), TD_I32, NULL), *out = td_zeros(SHAPE(2, 2), TD_I32, NULL);
     CHECK_FAILS(KERNELS->matmul(out, a, a, 1, false), TD_ERR_UNSUPPORTED, "i32");
     CHECK_FAILS(KERNELS->linear(out, a, a, NULL), TD_ERR_UNSUPPORTED, "i32");
     RELEASE(a, out);

@@ -9,35 +9,35 @@
 #include <math.h>
 #include <string.h>
 
-static double neutral(enum td__reduce_kind kind)
+static double neutral(td_reduce_kind kind)
 {
     switch (kind) {
-    case TD__REDUCE_PROD:
-    case TD__REDUCE_ALL:
+    case TD_REDUCE_KIND_PROD:
+    case TD_REDUCE_KIND_ALL:
         return 1;
-    case TD__REDUCE_MAX:
+    case TD_REDUCE_KIND_MAX:
         return -INFINITY;
-    case TD__REDUCE_MIN:
+    case TD_REDUCE_KIND_MIN:
         return INFINITY;
     default:
         return 0;
     }
 }
 
-static double step(enum td__reduce_kind kind, double total, double x)
+static double step(td_reduce_kind kind, double total, double x)
 {
     switch (kind) {
-    case TD__REDUCE_PROD:
+    case TD_REDUCE_KIND_PROD:
         return total * x;
-    case TD__REDUCE_MAX:
+    case TD_REDUCE_KIND_MAX:
         return isnan(total) || isnan(x) ? NAN : x > total ? x : total;
-    case TD__REDUCE_MIN:
+    case TD_REDUCE_KIND_MIN:
         return isnan(total) || isnan(x) ? NAN : x < total ? x : total;
-    case TD__REDUCE_ALL:
+    case TD_REDUCE_KIND_ALL:
         return total != 0 && x != 0;
-    case TD__REDUCE_ANY:
+    case TD_REDUCE_KIND_ANY:
         return total != 0 || x != 0;
-    case TD__REDUCE_SQUARES:
+    case TD_REDUCE_KIND_SQUARES:
         return total + x * x;
     default:
         return total + x;
@@ -59,14 +59,14 @@ static int64_t target_of(const td_tensor *x, unsigned dims, int64_t number)
     return target;
 }
 
-static td_dtype result_dtype(enum td__reduce_kind kind, td_dtype dtype)
+static td_dtype result_dtype(td_reduce_kind kind, td_dtype dtype)
 {
-    if (kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY)
+    if (kind == TD_REDUCE_KIND_ALL || kind == TD_REDUCE_KIND_ANY)
         return TD_BOOL;
     return dtype;
 }
 
-static void check_reduction(enum td__reduce_kind kind, const td_tensor *x, unsigned dims,
+static void check_reduction(td_reduce_kind kind, const td_tensor *x, unsigned dims,
                             char result, td_dtype dtype)
 {
     struct layout_case layout = {.ndim = td_tensor_ndim(x), .result = result};
@@ -85,29 +85,29 @@ static void check_reduction(enum td__reduce_kind kind, const td_tensor *x, unsig
     double each = (double)td_tensor_numel(x) / (double)(count ? count : 1);
     CHECK_OK(td__cpu_kernels.reduce(kind, out, x, dims));
     for (int64_t i = 0; i < count; i++)
-        check_close(element(out, i), kind == TD__REDUCE_MEAN ? right[i] / each : right[i], out, i);
+        check_close(element(out, i), kind == TD_REDUCE_KIND_MEAN ? right[i] / each : right[i], out, i);
     free(right);
     td_tensor_release(out);
 }
 
-static bool has(enum td__reduce_kind kind, td_dtype dtype)
+static bool has(td_reduce_kind kind, td_dtype dtype)
 {
     bool is_float = dtype <= TD_BF16;
-    if (kind == TD__REDUCE_MEAN || kind == TD__REDUCE_SQUARES)
+    if (kind == TD_REDUCE_KIND_MEAN || kind == TD_REDUCE_KIND_SQUARES)
         return is_float;
-    return dtype != TD_BOOL || kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY ||
-           kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN;
+    return dtype != TD_BOOL || kind == TD_REDUCE_KIND_ALL || kind == TD_REDUCE_KIND_ANY ||
+           kind == TD_REDUCE_KIND_MAX || kind == TD_REDUCE_KIND_MIN;
 }
 
 /* Products of more than a few numbers do not fit. */
-static bool is_sensible(enum td__reduce_kind kind, const td_tensor *x, unsigned dims)
+static bool is_sensible(td_reduce_kind kind, const td_tensor *x, unsigned dims)
 {
     int64_t each = 1;
     for (int d = 0; d < td_tensor_ndim(x); d++)
         each *= dims >> d & 1 ? td_tensor_size(x, d) : 1;
-    if ((kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN) && each == 0)
+    if ((kind == TD_REDUCE_KIND_MAX || kind == TD_REDUCE_KIND_MIN) && each == 0)
         return false;
-    return kind != TD__REDUCE_PROD || each <= 4;
+    return kind != TD_REDUCE_KIND_PROD || each <= 4;
 }
 
 TEST(every_subset_of_dimensions)
@@ -117,15 +117,15 @@ TEST(every_subset_of_dimensions)
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int letter = 0; letter < 4; letter++)
             for (unsigned dims = 0; dims < 16; dims++)
-                for (int kind = TD__REDUCE_SUM; kind <= TD__REDUCE_SQUARES; kind++) {
+                for (int kind = TD_REDUCE_KIND_SUM; kind <= TD_REDUCE_KIND_SQUARES; kind++) {
                     const char *layouts[] = {"c", "t", "s", "cb1"};
                     struct layout_case layout = {.ndim = 4, .operands = {layouts[letter]}};
                     memcpy(layout.shape, shapes[s], sizeof shapes[s]);
                     td_dtype dtype = letter % 2 ? TD_F64 : TD_F32;
                     td_tensor *x = make_case(&layout, 0, dtype, 9);
-                    if (is_sensible((enum td__reduce_kind)kind, x, dims))
-                        check_reduction((enum td__reduce_kind)kind, x, dims, "cts"[letter % 3],
-                                        result_dtype((enum td__reduce_kind)kind, dtype));
+                    if (is_sensible((td_reduce_kind)kind, x, dims))
+                        check_reduction((td_reduce_kind)kind, x, dims, "cts"[letter % 3],
+                                        result_dtype((td_reduce_kind)kind, dtype));
                     td_tensor_release(x);
                 }
 }
@@ -134,15 +134,15 @@ TEST(every_dtype)
 {
     for (int dtype = TD_F32; dtype <= TD_COMPLEX128; dtype++)
         for (unsigned dims = 0; dims < 4; dims++)
-            for (int kind = TD__REDUCE_SUM; kind <= TD__REDUCE_SQUARES; kind++) {
+            for (int kind = TD_REDUCE_KIND_SUM; kind <= TD_REDUCE_KIND_SQUARES; kind++) {
                 struct layout_case layout = {.ndim = 2, .shape = {4, 37}, .operands = {"t"}};
                 td_tensor *x = make_case(&layout, 0, (td_dtype)dtype, 10);
                 bool complex = dtype >= TD_COMPLEX64;
-                if (has((enum td__reduce_kind)kind, (td_dtype)dtype) &&
-                    is_sensible((enum td__reduce_kind)kind, x, dims) &&
-                    !(complex && (kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN)))
-                    check_reduction((enum td__reduce_kind)kind, x, dims, 'c',
-                                    result_dtype((enum td__reduce_kind)kind, (td_dtype)dtype));
+                if (has((td_reduce_kind)kind, (td_dtype)dtype) &&
+                    is_sensible((td_reduce_kind)kind, x, dims) &&
+                    !(complex && (kind == TD_REDUCE_KIND_MAX || kind == TD_REDUCE_KIND_MIN)))
+                    check_reduction((td_reduce_kind)kind, x, dims, 'c',
+                                    result_dtype((td_reduce_kind)kind, (td_dtype)dtype));
                 td_tensor_release(x);
             }
 }
@@ -154,8 +154,8 @@ TEST(nan_wins)
             struct layout_case layout = {.ndim = 2, .shape = {rows, 90}, .operands = {"c"}};
             td_tensor *x = make_case(&layout, 0, TD_F32, 11);
             set_element(x, (rows - 1) * 90 + 45, NAN);
-            check_reduction(TD__REDUCE_MAX, x, dims, 'c', TD_F32);
-            check_reduction(TD__REDUCE_MIN, x, dims, 'c', TD_F32);
+            check_reduction(TD_REDUCE_KIND_MAX, x, dims, 'c', TD_F32);
+            check_reduction(TD_REDUCE_KIND_MIN, x, dims, 'c', TD_F32);
             td_tensor_release(x);
         }
 }
@@ -164,13 +164,13 @@ TEST(nan_wins)
 TEST(sums_of_many_elements_are_exact)
 {
     int64_t shape[] = {2048, 2048};
-    td_tensor *x = td_full(shape, 2, 0.1f, TD_F32);
-    td_tensor *all = td_empty((int64_t[]){1, 1}, 2, TD_F32);
-    td_tensor *columns = td_empty((int64_t[]){1, 2048}, 2, TD_F32);
-    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_SUM, all, x, 3));
+    td_tensor *x = td_full(shape, 2, 0.1f, TD_F32, NULL);
+    td_tensor *all = td_empty((int64_t[]){1, 1}, 2, TD_F32, NULL);
+    td_tensor *columns = td_empty((int64_t[]){1, 2048}, 2, TD_F32, NULL);
+    CHECK_OK(td__cpu_kernels.reduce(TD_REDUCE_KIND_SUM, all, x, 3));
     double right = (double)0.1f * 2048 * 2048;
     CHECK(fabs(element(all, 0) - right) <= 1e-6 * right);
-    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_SUM, columns, x, 1));
+    CHECK_OK(td__cpu_kernels.reduce(TD_REDUCE_KIND_SUM, columns, x, 1));
     for (int64_t i = 0; i < 2048; i++)
         CHECK(fabs(element(columns, i) - right / 2048) <= 1e-6 * right / 2048);
     td_tensor_release(x);
@@ -235,10 +235,10 @@ TEST(extremes_of_integers)
 {
     uint64_t a[] = {5, UINT64_MAX, 0, UINT64_C(1) << 63, UINT64_MAX};
     int64_t b[] = {INT64_MAX, INT64_MIN, 0, INT64_MIN, INT64_MAX};
-    td_tensor *x = td_from_blob(a, (int64_t[]){5}, 1, NULL, TD_U64, NULL, NULL);
-    td_tensor *y = td_from_blob(b, (int64_t[]){5}, 1, NULL, TD_I64, NULL, NULL);
-    td_tensor *place = td_empty((int64_t[]){1}, 1, TD_I64);
-    td_tensor *u = td_empty((int64_t[]){1}, 1, TD_U64);
+    td_tensor *x = td_from_blob(a, (int64_t[]){5}, 1, NULL, TD_U64, NULL, NULL, NULL);
+    td_tensor *y = td_from_blob(b, (int64_t[]){5}, 1, NULL, TD_I64, NULL, NULL, NULL);
+    td_tensor *place = td_empty((int64_t[]){1}, 1, TD_I64, NULL);
+    td_tensor *u = td_empty((int64_t[]){1}, 1, TD_U64, NULL);
     int64_t *found = td_tensor_data(place);
     CHECK_OK(td__cpu_kernels.arg_reduce(false, place, x, 0));
     CHECK_EQ(*found, 1);
@@ -248,9 +248,9 @@ TEST(extremes_of_integers)
     CHECK_EQ(*found, 1);
     CHECK_OK(td__cpu_kernels.arg_reduce(false, place, y, 0));
     CHECK_EQ(*found, 0);
-    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_MAX, u, x, 1));
+    CHECK_OK(td__cpu_kernels.reduce(TD_REDUCE_KIND_MAX, u, x, 1));
     CHECK(*(uint64_t *)td_tensor_data(u) == UINT64_MAX);
-    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_MIN, u, x, 1));
+    CHECK_OK(td__cpu_kernels.reduce(TD_REDUCE_KIND_MIN, u, x, 1));
     CHECK(*(uint64_t *)td_tensor_data(u) == 0);
     td_tensor_release(x);
     td_tensor_release(y);

@@ -189,7 +189,7 @@ TEST(initial_values_are_those_of_pytorch)
             check_tensor(&recorded_tensors[at], td_state_tensor(state, index));
         }
         CHECK_EQ(td_state_count(state), index);
-        td_tensor *next = td_rand((const int64_t[]){1}, 1, TD_F32);
+        td_tensor *next = td_rand((const int64_t[]){1}, 1, TD_F32, NULL);
         CHECK_EQ(checksum(next), recorded_tensors[at++].checksum);
         td_tensor_release(next);
         td_state_destroy(state);
@@ -222,14 +222,14 @@ TEST(init_functions_are_those_of_pytorch)
 {
     for (size_t i = 0; i < sizeof recorded_inits / sizeof recorded_inits[0]; i++) {
         td_manual_seed(1);
-        td_tensor *tensor = td_empty((const int64_t[]){5, 4, 3}, 3, TD_F32);
+        td_tensor *tensor = td_empty((const int64_t[]){5, 4, 3}, 3, TD_F32, NULL);
         CHECK_OK(td_tensor_set_requires_grad(tensor, true));
         CHECK_OK(init(recorded_inits[i].module, tensor));
         check_tensor(&recorded_inits[i], tensor);
         td_tensor_release(tensor);
     }
     td_manual_seed(1);
-    td_tensor *tensor = td_empty((const int64_t[]){40}, 1, TD_F32);
+    td_tensor *tensor = td_empty((const int64_t[]){40}, 1, TD_F32, NULL);
     CHECK_OK(td_init_trunc_normal(tensor, 0.1, 0.5, -0.6, 1.2));
     for (int i = 0; i < 40; i++)
         CHECK(fabs(((float *)td_tensor_data(tensor))[i] - recorded_trunc_normal[i]) < 1e-6);
@@ -244,7 +244,7 @@ TEST(trunc_normal_has_the_bits_of_pytorch)
     for (size_t i = 0; i < sizeof recorded_trunc_normals / sizeof recorded_trunc_normals[0]; i++) {
         const struct recorded_trunc_normal *normal = &recorded_trunc_normals[i];
         td_manual_seed(1);
-        td_tensor *tensor = td_empty((const int64_t[]){normal->count}, 1, normal->dtype);
+        td_tensor *tensor = td_empty((const int64_t[]){normal->count}, 1, normal->dtype, NULL);
         CHECK_OK(
             td_init_trunc_normal(tensor, normal->mean, normal->std, normal->low, normal->high));
         if (checksum(tensor) != normal->checksum)
@@ -259,9 +259,9 @@ TEST(trunc_normal_has_the_bits_of_pytorch)
 
 TEST(init_functions_refuse)
 {
-    td_tensor *vector = td_zeros((const int64_t[]){3}, 1, TD_F32);
-    td_tensor *integers = td_zeros((const int64_t[]){3, 3}, 2, TD_I32);
-    td_tensor *none = td_zeros((const int64_t[]){3, 0}, 2, TD_F32);
+    td_tensor *vector = td_zeros((const int64_t[]){3}, 1, TD_F32, NULL);
+    td_tensor *integers = td_zeros((const int64_t[]){3, 3}, 2, TD_I32, NULL);
+    td_tensor *none = td_zeros((const int64_t[]){3, 0}, 2, TD_F32, NULL);
     CHECK_FAILS(td_init_xavier_uniform(vector, 1), TD_ERR_INVALID, "[3]");
     CHECK_FAILS(td_init_xavier_normal(vector, 1), TD_ERR_INVALID, "[3]");
     CHECK_FAILS(td_init_kaiming_uniform(vector, NULL), TD_ERR_INVALID, "[3]");
@@ -284,7 +284,7 @@ TEST(init_functions_refuse)
 /* ---- Results and gradients ----------------------------------------------------------------------- */
 
 #define RANDN(...)                                                                                 \
-    td_randn((const int64_t[]){__VA_ARGS__}, sizeof((int64_t[]){__VA_ARGS__}) / 8, TD_F32)
+    td_randn((const int64_t[]){__VA_ARGS__}, sizeof((int64_t[]){__VA_ARGS__}) / 8, TD_F32, NULL)
 
 /* What the script does with the module. */
 static td_tensor *run(const char *name, td_module *module)
@@ -295,7 +295,7 @@ static td_tensor *run(const char *name, td_module *module)
     }
     if (!strcmp(name, "encoder")) {
         td_tensor *x = RANDN(2, 5, WIDTH);
-        td_tensor *seen = td_tril(td_ones((const int64_t[]){5, 5}, 2, TD_F32), 0);
+        td_tensor *seen = td_tril(td_ones((const int64_t[]){5, 5}, 2, TD_F32, NULL), 0);
         return td_forward_with(module, (td_tensor *[]){x, td_gt_scalar(seen, 0)}, 2);
     }
     if (!strcmp(name, "batch_norm"))
@@ -363,7 +363,7 @@ TEST(masks_of_attention_agree)
     {
         TD_SCOPE;
         td_tensor *x = RANDN(2, 6, WIDTH);
-        td_tensor *ones = td_ones((const int64_t[]){6, 6}, 2, TD_F32);
+        td_tensor *ones = td_ones((const int64_t[]){6, 6}, 2, TD_F32, NULL);
         td_tensor *seen = td_gt_scalar(td_tril(ones, 0), 0);
         td_tensor *added = td_masked_fill(td_zeros_like(ones), td_logical_not(seen), -INFINITY);
         td_tensor *want = td_forward(causal, x);
@@ -391,7 +391,7 @@ TEST(attention_of_a_constant_key_gets_its_gradient)
     td_module *module = attention();
     {
         TD_SCOPE;
-        td_tensor *x = td_ones((const int64_t[]){1, 3, WIDTH}, 3, TD_F32);
+        td_tensor *x = td_ones((const int64_t[]){1, 3, WIDTH}, 3, TD_F32, NULL);
         CHECK_OK(td_backward(td_sum(td_forward(module, x))));
         td_tensor *grad = td_tensor_grad(td_param(module, 0));
         CHECK(td_item(td_max(td_abs(td_narrow(grad, 0, 0, 2 * WIDTH)))) < 1e-6);

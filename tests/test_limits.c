@@ -46,7 +46,7 @@ TEST(memory_counts_as_a_file)
     CHECK_CONTAINS(td_last_error(), "ulimit -f");
     CHECK_CONTAINS(td_last_error(), "20971520");
     td_free(second);
-    CHECK(!td_zeros((int64_t[]){64 << 20}, 1, TD_F32));
+    CHECK(!td_zeros((int64_t[]){64 << 20}, 1, TD_F32, NULL));
     CHECK_CONTAINS(td_last_error(), "ulimit -f");
 }
 

@@ -159,7 +159,7 @@ static td_status call_list(td_group *group, bool odd, bool of_all)
         int size = td_get_world_size(group);
         for (int i = 0; i < 2 * (size + 1); i++) {
             int64_t count = (i % 2 == 0) == odd ? 2 : 4;
-            td_tensor *tensor = td_zeros(&count, 1, TD_F32);
+            td_tensor *tensor = td_zeros(&count, 1, TD_F32, NULL);
             i < 2 ? (own[i] = tensor) : (all[i - 2] = tensor);
         }
         status = of_all ? td_all_gather_coalesced(all, 2 * size, own, 2, group, NULL)

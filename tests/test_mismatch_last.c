@@ -208,8 +208,8 @@ static void run_lists(const struct way *way)
         TD_SCOPE;
         int64_t two = 2, four = 4;
         bool odd = td_test_rank() == 1;
-        td_tensor *list[2] = {td_zeros(odd ? &two : &four, 1, TD_F32),
-                              td_zeros(odd ? &four : &two, 1, TD_F32)};
+        td_tensor *list[2] = {td_zeros(odd ? &two : &four, 1, TD_F32, NULL),
+                              td_zeros(odd ? &four : &two, 1, TD_F32, NULL)};
         td_status status = td_broadcast_coalesced(list, 2, 0, group, NULL);
         if (!status)
             status = td_group_destroy(group);

@@ -192,7 +192,7 @@ static td_status add_text_option(const td_module *module, td_state *options)
 {
     TD_SCOPE;
     (void)module;
-    return td_state_add(options, "weights", td_zeros(TD_SHAPE(2), TD_F32));
+    return td_state_add(options, "weights", td_zeros(TD_SHAPE(2), TD_F32, NULL));
 }
 
 static td_status save_nothing(const td_module *module, td_state *options)
@@ -317,7 +317,7 @@ static void use_remote_modules(void)
     CHECK(fc);
     td_module *expected = holder_create(NULL, NULL, 0);
     check_same(td_child(expected, 0), fc);
-    check_same_forward(td_child(expected, 0), fc, td_randn(TD_SHAPE(8, 2), TD_F32));
+    check_same_forward(td_child(expected, 0), fc, td_randn(TD_SHAPE(8, 2), TD_F32, NULL));
     td_module_destroy(expected);
 
     /* Tensors that the owner lends: train mode changes the buffers, and an optimizer the parameters, here only. */
@@ -327,7 +327,7 @@ static void use_remote_modules(void)
         td_manual_seed(78);
         expected = td_sequential(td_linear(16, 4096), td_batch_norm1d(4096), NULL);
         check_same(expected, large);
-        td_tensor *x = td_randn(TD_SHAPE(8, 16), TD_F32);
+        td_tensor *x = td_randn(TD_SHAPE(8, 16), TD_F32, NULL);
         check_same_forward(expected, large, x);
         check_same(expected, large);
         td_optimizer *one = td_sgd(expected, &(td_sgd_options){.lr = 0.1}),

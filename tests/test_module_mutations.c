@@ -47,7 +47,7 @@ static td_value *replacement(int index)
     index -= TEXTS;
     if (index < TENSORS)
         return td_value_from_tensor(
-            td_zeros(tensors[index].shape, tensors[index].ndim, tensors[index].dtype));
+            td_zeros(tensors[index].shape, tensors[index].ndim, tensors[index].dtype, NULL));
     switch (index - TENSORS) {
     case 0:
         return td_value_nil();

@@ -92,7 +92,7 @@ TEST(a_failed_child_fails_the_module)
     CHECK(empty);
     {
         TD_SCOPE;
-        td_tensor *x = td_ones((const int64_t[]){2}, 1, TD_F32);
+        td_tensor *x = td_ones((const int64_t[]){2}, 1, TD_F32, NULL);
         CHECK(td_equal(td_forward(empty, x), x));
     }
     td_module_destroy(empty);
@@ -140,7 +140,7 @@ TEST(layers_without_parameters)
                             td_dropout(0), td_identity(), td_flatten()};
     {
         TD_SCOPE;
-        td_tensor *x = td_randn((const int64_t[]){3, 4}, 2, TD_F64);
+        td_tensor *x = td_randn((const int64_t[]){3, 4}, 2, TD_F64, NULL);
         td_tensor *want[] = {td_f_relu(x),
                              td_f_gelu(x),
                              td_f_gelu_tanh(x),
@@ -160,7 +160,7 @@ TEST(layers_without_parameters)
             td_module_destroy(modules[i]);
         }
         td_module *pool = td_adaptive_avg_pool2d(1, 2), *max = td_adaptive_max_pool2d(2, 2);
-        td_tensor *pictures = td_randn((const int64_t[]){2, 3, 4, 4}, 4, TD_F32);
+        td_tensor *pictures = td_randn((const int64_t[]){2, 3, 4, 4}, 4, TD_F32, NULL);
         CHECK(td_equal(td_forward(pool, pictures), td_f_adaptive_avg_pool2d(pictures, 1, 2)));
         CHECK(td_equal(td_forward(max, pictures), td_f_max_pool2d(pictures, 2, 2, NULL)));
         td_module_destroy(pool);
@@ -174,7 +174,7 @@ TEST(layers_without_parameters)
 TEST(forward_leaves_only_its_result)
 {
     td_module *net = small();
-    td_tensor *x = td_ones((const int64_t[]){5, 3}, 2, TD_F32);
+    td_tensor *x = td_ones((const int64_t[]){5, 3}, 2, TD_F32, NULL);
     td_tensor *y = td_forward(net, x);
     CHECK_EQ(td_tensor_size(y, 1), 2);
     td_tensor *sum = td_sum(y);
@@ -204,7 +204,7 @@ TEST(modes_gradients_and_apply)
 
     {
         TD_SCOPE;
-        td_tensor *x = td_ones((const int64_t[]){5, 3}, 2, TD_F32);
+        td_tensor *x = td_ones((const int64_t[]){5, 3}, 2, TD_F32, NULL);
         CHECK_OK(td_backward(td_sum(td_forward(net, x))));
         td_tensor *grad = td_tensor_grad(td_module_parameter(net, "4.0.bias"));
         CHECK(((float *)td_tensor_data(grad))[0] == 5);
@@ -253,7 +253,7 @@ TEST(states_save_and_load)
     CHECK(memcmp(data_of(a, "0.weight"), data_of(b, "0.weight"), 48) != 0);
     {
         TD_SCOPE;
-        td_forward(a, td_randn((const int64_t[]){5, 3}, 2, TD_F32));
+        td_forward(a, td_randn((const int64_t[]){5, 3}, 2, TD_F32, NULL));
     }
     CHECK_OK(td_module_load_state(b, state, true));
     CHECK_MEM(data_of(a, "4.0.bias"), data_of(b, "4.0.bias"), 8);
@@ -309,8 +309,8 @@ TEST(states_of_another_dtype_are_converted)
     td_state *state = td_state_create();
     {
         TD_SCOPE;
-        CHECK_OK(td_state_add(state, "weight", td_full((const int64_t[]){1, 2}, 2, 0.5, TD_F64)));
-        CHECK_OK(td_state_add(state, "bias", td_full((const int64_t[]){1}, 1, 3, TD_BF16)));
+        CHECK_OK(td_state_add(state, "weight", td_full((const int64_t[]){1, 2}, 2, 0.5, TD_F64, NULL)));
+        CHECK_OK(td_state_add(state, "bias", td_full((const int64_t[]){1}, 1, 3, TD_BF16, NULL)));
     }
     CHECK_OK(td_module_load_state(net, state, true));
     CHECK(data_of(net, "weight")[1] == 0.5f && data_of(net, "bias")[0] == 3);
@@ -335,7 +335,7 @@ TEST(clones_are_deep)
     CHECK(!td_module_is_training(clone));
     {
         TD_SCOPE;
-        td_tensor *x = td_randn((const int64_t[]){2, 3}, 2, TD_F32);
+        td_tensor *x = td_randn((const int64_t[]){2, 3}, 2, TD_F32, NULL);
         td_tensor *y = td_forward(net, x);
         CHECK(td_equal(td_forward(clone, x), y));
         td_module_destroy(net);
@@ -391,7 +391,7 @@ TEST(clones_with_results_of_the_tensors)
     CHECK(data_of(replica, "0.bias")[0] == 2 * data_of(net, "0.bias")[0]);
     {
         TD_SCOPE;
-        td_tensor *x = td_ones((const int64_t[]){4, 2}, 2, TD_F32);
+        td_tensor *x = td_ones((const int64_t[]){4, 2}, 2, TD_F32, NULL);
         CHECK_OK(td_backward(td_sum(td_forward(replica, x))));
         CHECK(td_tensor_grad(td_module_parameter(net, "0.weight")));
     }
@@ -406,7 +406,7 @@ TEST(modules_move)
     td_module *net = td_sequential(td_linear(2, 2), td_batch_norm1d(2), NULL);
     {
         TD_SCOPE;
-        td_tensor *x = td_randn((const int64_t[]){4, 2}, 2, TD_F32);
+        td_tensor *x = td_randn((const int64_t[]){4, 2}, 2, TD_F32, NULL);
         CHECK_OK(td_backward(td_sum(td_forward(net, x))));
         float before = data_of(net, "0.weight")[3];
         CHECK_OK(td_module_to_dtype(net, TD_F64));
@@ -419,19 +419,19 @@ TEST(modules_move)
         CHECK_EQ(td_tensor_dtype(td_module_buffer(net, "1.running_mean")), TD_F64);
         CHECK(td_forward(net, td_to_dtype(x, TD_F64)));
 
-        CHECK_OK(td_module_to(net, "cpu:1"));
+        CHECK_OK(td_module_to(net, td_device_get("cpu:1")));
         weight = td_module_parameter(net, "0.weight");
-        CHECK_STR(td_tensor_device(weight), "cpu:1");
-        CHECK_STR(td_tensor_device(td_tensor_grad(weight)), "cpu:1");
-        CHECK_STR(td_tensor_device(td_module_buffer(net, "1.num_batches_tracked")), "cpu:1");
-        CHECK_OK(td_module_to(net, "cpu:1"));
+        CHECK_STR(td_device_name(td_tensor_device(weight)), "cpu:1");
+        CHECK_STR(td_device_name(td_tensor_device(td_tensor_grad(weight))), "cpu:1");
+        CHECK_STR(td_device_name(td_tensor_device(td_module_buffer(net, "1.num_batches_tracked"))), "cpu:1");
+        CHECK_OK(td_module_to(net, td_device_get("cpu:1")));
         CHECK(td_module_parameter(net, "0.weight") == weight);
-        td_tensor *there = td_tensor_to(td_to_dtype(x, TD_F64), "cpu:1");
-        CHECK_STR(td_tensor_device(td_forward(net, there)), "cpu:1");
+        td_tensor *there = td_tensor_to(td_to_dtype(x, TD_F64), td_device_get("cpu:1"));
+        CHECK_STR(td_device_name(td_tensor_device(td_forward(net, there))), "cpu:1");
     }
-    CHECK_FAILS(td_module_to(net, "nowhere"), TD_ERR_INVALID, "nowhere");
+    CHECK_FAILS(td_module_to(net, td_device_get("nowhere")), TD_ERR_INVALID, "nowhere");
     CHECK_FAILS(td_module_to_dtype(net, TD_I32), TD_ERR_INVALID, "i32");
-    CHECK_EQ(td_module_to(NULL, "cpu"), TD_ERR_INVALID);
+    CHECK_EQ(td_module_to(NULL, td_device_get("cpu")), TD_ERR_INVALID);
     td_module_destroy(net);
 }
 
@@ -537,8 +537,8 @@ static td_module *scale_create(double factor, int *alive)
     ++*alive;
     {
         TD_SCOPE;
-        CHECK_OK(td_module_add_parameter(self, "weight", td_full(NULL, 0, 3, TD_F32)));
-        CHECK_OK(td_module_add_buffer(self, "shift", td_full(NULL, 0, 1, TD_F32), false));
+        CHECK_OK(td_module_add_parameter(self, "weight", td_full(NULL, 0, 3, TD_F32, NULL)));
+        CHECK_OK(td_module_add_buffer(self, "shift", td_full(NULL, 0, 1, TD_F32, NULL), false));
     }
     return td_module_finish(self);
 }
@@ -549,7 +549,7 @@ TEST(own_modules)
     td_module *self = scale_create(2, &alive);
     {
         TD_SCOPE;
-        td_tensor *x = td_ones((const int64_t[]){2}, 1, TD_F32);
+        td_tensor *x = td_ones((const int64_t[]){2}, 1, TD_F32, NULL);
         CHECK(td_item(td_sum(td_forward_with(self, (td_tensor *[]){x, x, x}, 3))) == 40);
         CHECK(!td_forward_with(self, (td_tensor *[]){x, NULL, x}, 3));
         CHECK(!td_forward_with(self, &x, 0));
@@ -578,8 +578,8 @@ static const td_module_ops owner_ops = {
 
 TEST(failures_are_kept_until_finish)
 {
-    td_tensor *tensor = td_zeros((const int64_t[]){2}, 1, TD_F32);
-    td_tensor *integers = td_zeros((const int64_t[]){2}, 1, TD_I64);
+    td_tensor *tensor = td_zeros((const int64_t[]){2}, 1, TD_F32, NULL);
+    td_tensor *integers = td_zeros((const int64_t[]){2}, 1, TD_I64, NULL);
     td_module *self = td_module_create(&bare_ops);
     CHECK_OK(td_module_add_parameter(self, "a", tensor));
     CHECK_FAILS(td_module_add_parameter(self, "a", tensor), TD_ERR_INVALID, "\"a\" already");

@@ -34,7 +34,7 @@ TEST(shapes_broadcast)
         CHECK_TENSOR(td_add_scaled(row, column, 2), TD_F64, SHAPE(2, 3), 21, 22, 23, 41, 42, 43);
         CHECK_TENSOR(td_mul(row, number), TD_F64, SHAPE(3), 0.5, 1, 1.5);
         CHECK_TENSOR(td_sub(number, number), TD_F64, NO_DIMS, 0);
-        td_tensor *none = td_zeros(SHAPE(0, 3), TD_F64);
+        td_tensor *none = td_zeros(SHAPE(0, 3), TD_F64, NULL);
         CHECK_TENSOR(td_add(none, row), TD_F64, SHAPE(0, 3), 0);
         CHECK_TENSOR(td_mul_scalar(none, 2), TD_F64, SHAPE(0, 3), 0);
         CHECK_TENSOR(td_exp(none), TD_F64, SHAPE(0, 3), 0);
@@ -69,7 +69,7 @@ TEST(whole_numbers)
         CHECK_TENSOR(td_square(a), TD_I32, SHAPE(4), 49, 49, 25, 0);
         CHECK_TENSOR(td_abs(a), TD_I32, SHAPE(4), 7, 7, 5, 0);
         CHECK_TENSOR(td_sign(a), TD_I32, SHAPE(4), 1, -1, 1, 0);
-        td_tensor *yes = MAKE(TD_BOOL, SHAPE(2), 1, 0), *all = td_ones(SHAPE(2), TD_BOOL);
+        td_tensor *yes = MAKE(TD_BOOL, SHAPE(2), 1, 0), *all = td_ones(SHAPE(2), TD_BOOL, NULL);
         CHECK_TENSOR(td_add(yes, all), TD_BOOL, SHAPE(2), 1, 1);
         CHECK_TENSOR(td_mul(yes, all), TD_BOOL, SHAPE(2), 1, 0);
     }
@@ -106,23 +106,23 @@ TEST(what_does_not_fit_is_named)
 {
     {
         TD_SCOPE;
-        td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32), *b = td_zeros(SHAPE(4), TD_F32);
+        td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32, NULL), *b = td_zeros(SHAPE(4), TD_F32, NULL);
         CHECK_NULL(td_add(a, b), "td_add: the shapes [2, 3] and [4] do not broadcast");
         CHECK_NULL(td_add_scaled(a, b, 2), "td_add_scaled: the shapes [2, 3] and [4]");
-        CHECK_NULL(td_mul(a, td_zeros(SHAPE(3), TD_F64)), "td_mul: the operands are f32 and f64");
-        CHECK_NULL(td_sub(a, td_tensor_to(a, "cpu:1")),
+        CHECK_NULL(td_mul(a, td_zeros(SHAPE(3), TD_F64, NULL)), "td_mul: the operands are f32 and f64");
+        CHECK_NULL(td_sub(a, td_tensor_to(a, td_device_get("cpu:1"))),
                    "td_sub: the operands are on cpu and on cpu:1");
-        td_tensor *flags = td_zeros(SHAPE(2), TD_BOOL), *ints = td_zeros(SHAPE(2), TD_I32);
+        td_tensor *flags = td_zeros(SHAPE(2), TD_BOOL, NULL), *ints = td_zeros(SHAPE(2), TD_I32, NULL);
         CHECK_NULL(td_sub(flags, flags), "td_sub: it is not defined for bool");
         CHECK_NULL(td_neg(flags), "td_neg: it is not defined for bool");
         CHECK_NULL(td_add_scaled(flags, flags, 1), "td_add_scaled: it is not defined for bool");
         CHECK_NULL(td_exp(ints), "td_exp: it is not defined for i32");
         CHECK_NULL(td_pow(flags, flags), "td_pow: it is not defined for bool");
         CHECK_NULL(td_pow_scalar(ints, -1), "td_pow_scalar: i32 to the power of -1");
-        CHECK_NULL(td_pow_scalar(td_zeros(SHAPE(1), TD_U8), -2), "td_pow_scalar: u8 to the power");
+        CHECK_NULL(td_pow_scalar(td_zeros(SHAPE(1), TD_U8, NULL), -2), "td_pow_scalar: u8 to the power");
         CHECK_NULL(td_clamp(flags, 0, 1), "td_clamp: it is not defined for bool");
         CHECK_NULL(td_clamp(a, NAN, 1), "td_clamp: ");
-        CHECK_NULL(td_add_scalar(td_zeros(SHAPE(1), TD_U8), 300), "td_add_scalar: ");
+        CHECK_NULL(td_add_scalar(td_zeros(SHAPE(1), TD_U8, NULL), 300), "td_add_scalar: ");
         CHECK_CONTAINS(td_last_error(), "300 is not in the range of u8");
     }
 }
@@ -131,11 +131,11 @@ TEST(null_is_handed_on)
 {
     {
         TD_SCOPE;
-        td_tensor *a = td_zeros(SHAPE(2), TD_F32);
-        CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32)));
+        td_tensor *a = td_zeros(SHAPE(2), TD_F32, NULL);
+        CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32, NULL)));
         char before[400];
         snprintf(before, sizeof before, "%s", td_last_error());
-        CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32))); /* once more: the error was not read */
+        CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32, NULL))); /* once more: the error was not read */
         td_tensor *(*two[])(td_tensor *, td_tensor *) = {
             td_add,         td_sub, td_mul, td_div, td_pow,         td_maximum,
             td_minimum,     td_eq,  td_ne,  td_lt,  td_logical_and, td_logical_or,
@@ -153,7 +153,7 @@ TEST(null_is_handed_on)
         CHECK(!td_add_scalar(NULL, 1) && !td_pow_scalar(NULL, 1) && !td_eq_scalar(NULL, 1));
         CHECK(!td_add_scaled(NULL, a, 1) && !td_clamp(NULL, 0, 1) && !td_where(NULL, a, a));
         CHECK(!td_masked_fill(NULL, a, 0) && !td_to_dtype(NULL, TD_F64) &&
-              !td_tensor_to(NULL, "cpu"));
+              !td_tensor_to(NULL, td_device_get("cpu")));
         CHECK(!td_sum_dims(NULL, NULL, 0, false) && !td_max_dim(NULL, 0, false, NULL));
         CHECK(!td_index_select(NULL, 0, a) && !td_take_along_dim(a, 0, NULL) &&
               !td_one_hot(NULL, 2));

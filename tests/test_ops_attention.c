@@ -20,7 +20,7 @@ static td_tensor *make_mask(const struct attention *attention)
     int ndim = 0;
     while (ndim < 4 && attention->mask[ndim] >= 0)
         ndim++;
-    td_tensor *mask = td_zeros(attention->mask, ndim, TD_F64);
+    td_tensor *mask = td_zeros(attention->mask, ndim, TD_F64, NULL);
     double *elements = td_tensor_data(mask);
     int64_t columns = attention->mask[ndim - 1];
     for (int64_t i = 0; i < td_tensor_numel(mask); i++)
@@ -101,7 +101,7 @@ TEST(attention_of_other_shapes)
         td_tensor *z[] = {random_of(SHAPE(1, 1, 1)), random_of(SHAPE(1, 1, 1)),
                           random_of(SHAPE(1, 1, 1))};
         gradcheck("attention", attend, &plain, z, 3);
-        td_tensor *none = td_zeros(SHAPE(2, 0, 4), TD_F64);
+        td_tensor *none = td_zeros(SHAPE(2, 0, 4), TD_F64, NULL);
         CHECK_EQ(td_tensor_numel(td_scaled_dot_product_attention(none, y[0], y[0], NULL)), 0);
         td_tensor *nothing = td_scaled_dot_product_attention(y[0], none, none, NULL);
         check_near(nothing, td_zeros_like(y[0]), 0);
@@ -130,14 +130,14 @@ TEST(attention_of_a_row_that_sees_nothing)
         td_tensor *x[] = {random_of(SHAPE(2, 3)), random_of(SHAPE(4, 3)), random_of(SHAPE(4, 3))};
         for (int i = 0; i < 3; i++)
             td_tensor_set_requires_grad(x[i], true);
-        td_tensor *mask = td_zeros(SHAPE(2, 4), TD_BOOL);
+        td_tensor *mask = td_zeros(SHAPE(2, 4), TD_BOOL, NULL);
         memset((char *)td_tensor_data(mask) + 4, 1, 4);
         td_tensor *y = td_scaled_dot_product_attention(
             x[0], x[1], x[2], &(td_attention_options){.mask = mask, .dropout = way ? 1e-9 : 0});
-        check_near(td_select(y, 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
-        CHECK(!td_equal(td_select(y, 0, 1), td_zeros((int64_t[]){3}, 1, TD_F64)));
+        check_near(td_select(y, 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64, NULL), 0);
+        CHECK(!td_equal(td_select(y, 0, 1), td_zeros((int64_t[]){3}, 1, TD_F64, NULL)));
         CHECK_OK(td_backward(td_sum(y)));
-        check_near(td_select(td_tensor_grad(x[0]), 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
+        check_near(td_select(td_tensor_grad(x[0]), 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64, NULL), 0);
         for (int i = 0; i < 3; i++)
             CHECK(td_item(td_any(td_isnan(td_tensor_grad(x[i])))) == 0);
     }
@@ -164,20 +164,20 @@ TEST(attention_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *q = td_zeros(SHAPE(2, 3, 4), TD_F32), *k = td_zeros(SHAPE(2, 5, 4), TD_F32);
-        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 3), TD_F32), k, NULL),
+        td_tensor *q = td_zeros(SHAPE(2, 3, 4), TD_F32, NULL), *k = td_zeros(SHAPE(2, 5, 4), TD_F32, NULL);
+        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 3), TD_F32, NULL), k, NULL),
                    "q has the shape [2, 3, 4], k [2, 5, 3], v [2, 5, 4]");
-        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(2, 4, 4), TD_F32), NULL),
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(2, 4, 4), TD_F32, NULL), NULL),
                    "v [2, 4, 4]");
-        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(3, 5, 4), TD_F32), NULL),
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(3, 5, 4), TD_F32, NULL), NULL),
                    "v [3, 5, 4]");
-        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 4), TD_F64), k, NULL),
+        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 4), TD_F64, NULL), k, NULL),
                    "f32 and f64");
         CHECK_NULL(td_scaled_dot_product_attention(
-                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(2, 5), TD_F32)}),
+                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(2, 5), TD_F32, NULL)}),
                    "the mask has the shape [2, 5]");
         CHECK_NULL(td_scaled_dot_product_attention(
-                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(3, 5), TD_I64)}),
+                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(3, 5), TD_I64, NULL)}),
                    "the mask i64");
         CHECK_NULL(td_scaled_dot_product_attention(q, k, k, &(td_attention_options){.dropout = 2}),
                    "dropout is 2");
@@ -194,7 +194,7 @@ static td_tensor *embed(td_tensor *const *x, const void *arg)
 
 static td_tensor *indices_of(const int64_t *shape, int ndim, const int64_t *values)
 {
-    td_tensor *indices = td_empty(shape, ndim, TD_I64);
+    td_tensor *indices = td_empty(shape, ndim, TD_I64, NULL);
     memcpy(td_tensor_data(indices), values, td_tensor_nbytes(indices));
     return indices;
 }
@@ -215,7 +215,7 @@ TEST(embedding)
         gradcheck("td_f_embedding", embed, NULL, inputs, 2);
         td_tensor *scalar[] = {indices_of(NULL, 0, (int64_t[]){3}), weight};
         gradcheck("td_f_embedding", embed, NULL, scalar, 2);
-        CHECK_EQ(td_tensor_numel(td_f_embedding(td_zeros(SHAPE(0, 2), TD_I64), weight, -1)), 0);
+        CHECK_EQ(td_tensor_numel(td_f_embedding(td_zeros(SHAPE(0, 2), TD_I64, NULL), weight, -1)), 0);
     }
 }
 
@@ -242,13 +242,13 @@ TEST(embedding_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *weight = td_zeros(SHAPE(4, 2), TD_F32);
-        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I32), weight, -1), "the indices are i32");
-        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, 4, TD_I64), weight, -1), "4");
-        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, -1, TD_I64), weight, -1), "-1");
-        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64), td_zeros(SHAPE(4), TD_F32), -1),
+        td_tensor *weight = td_zeros(SHAPE(4, 2), TD_F32, NULL);
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I32, NULL), weight, -1), "the indices are i32");
+        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, 4, TD_I64, NULL), weight, -1), "4");
+        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, -1, TD_I64, NULL), weight, -1), "-1");
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64, NULL), td_zeros(SHAPE(4), TD_F32, NULL), -1),
                    "weight has the shape [4]");
-        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64), weight, 4), "padding_idx is 4");
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64, NULL), weight, 4), "padding_idx is 4");
         CHECK(!td_f_embedding(NULL, weight, -1) && !td_f_embedding(weight, NULL, -1));
     }
 }

@@ -72,8 +72,8 @@ static td_tensor *dropout(td_tensor *const *x)
 static td_tensor *batch_norm(td_tensor *const *x)
 {
     td_dtype dtype = td_tensor_dtype(x[0]);
-    td_tensor *mean = td_zeros((int64_t[]){3}, 1, dtype);
-    td_tensor *var = td_full((int64_t[]){3}, 1, 1, dtype);
+    td_tensor *mean = td_zeros((int64_t[]){3}, 1, dtype, NULL);
+    td_tensor *var = td_full((int64_t[]){3}, 1, 1, dtype, NULL);
     td_tensor *y = td_batch_norm(x[0], mean, var, x[1], x[2], true, 0.1, 1e-5);
     return td_batch_norm(y, mean, var, x[1], NULL, false, 0.1, 1e-5);
 }
@@ -85,7 +85,7 @@ static td_tensor *layer_norm(td_tensor *const *x)
 
 static td_tensor *attention(td_tensor *const *x)
 {
-    td_tensor *seen = td_ones((int64_t[]){3, 3}, 2, TD_BOOL);
+    td_tensor *seen = td_ones((int64_t[]){3, 3}, 2, TD_BOOL, NULL);
     td_tensor *y = td_scaled_dot_product_attention(
         x[0], x[1], x[2], &(td_attention_options){.mask = seen, .causal = true});
     td_manual_seed(1);
@@ -95,13 +95,13 @@ static td_tensor *attention(td_tensor *const *x)
 
 static td_tensor *embedding(td_tensor *const *x)
 {
-    td_tensor *indices = td_arange(0, 3, 1, TD_I64);
+    td_tensor *indices = td_arange(0, 3, 1, TD_I64, NULL);
     return td_f_embedding(indices, x[0], 1);
 }
 
 static td_tensor *class_losses(td_tensor *const *x)
 {
-    td_tensor *target = td_arange(0, (double)td_tensor_size(x[0], 0), 1, TD_I64);
+    td_tensor *target = td_arange(0, (double)td_tensor_size(x[0], 0), 1, TD_I64, NULL);
     td_tensor *smooth = td_cross_entropy_with(x[0], target,
                                               &(td_loss_options){.label_smoothing = 0.1});
     td_tensor *sharp = td_cross_entropy(x[0], target);
@@ -214,9 +214,9 @@ TEST(products_over_nothing)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros((int64_t[]){3, 0}, 2, TD_F32);
-        td_tensor *w = td_zeros((int64_t[]){2, 0}, 2, TD_F32);
-        td_tensor *b = td_full((int64_t[]){2}, 1, 1.5, TD_F32), *leaves[] = {x, w, b};
+        td_tensor *x = td_zeros((int64_t[]){3, 0}, 2, TD_F32, NULL);
+        td_tensor *w = td_zeros((int64_t[]){2, 0}, 2, TD_F32, NULL);
+        td_tensor *b = td_full((int64_t[]){2}, 1, 1.5, TD_F32, NULL), *leaves[] = {x, w, b};
         for (int i = 0; i < 3; i++)
             CHECK_OK(td_tensor_set_requires_grad(leaves[i], true));
         td_tensor *y = td_f_linear(x, w, b);

@@ -38,7 +38,7 @@ TEST(values)
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 0, 7, 1, 7);
         CHECK_OK(td_zero_(x));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 0, 0, 0, 0);
-        td_tensor *none = td_zeros(SHAPE(0, 2), TD_F32), *number = MAKE(TD_I32, NO_DIMS, 5);
+        td_tensor *none = td_zeros(SHAPE(0, 2), TD_F32, NULL), *number = MAKE(TD_I32, NO_DIMS, 5);
         CHECK_OK(td_add_(none, row));
         CHECK_OK(td_mul_(number, number));
         CHECK_TENSOR(number, TD_I32, NO_DIMS, 25);
@@ -56,7 +56,7 @@ TEST(operands_in_the_same_memory)
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 4, 25, 10, 40);
         CHECK_OK(td_sub_(x, x));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 0, 0, 0, 0);
-        td_tensor *y = td_arange(0, 5, 1, TD_F32);
+        td_tensor *y = td_arange(0, 5, 1, TD_F32, NULL);
         CHECK_OK(td_add_scaled_(td_narrow(y, 0, 1, 4), td_narrow(y, 0, 0, 4), 10));
         CHECK_TENSOR(y, TD_F32, SHAPE(5), 0, 1, 12, 23, 34);
     }
@@ -68,13 +68,13 @@ TEST(what_cannot_be_changed_is_named)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_ones(SHAPE(2), TD_F32), *wide = td_ones(SHAPE(3, 2), TD_F32);
+        td_tensor *x = td_ones(SHAPE(2), TD_F32, NULL), *wide = td_ones(SHAPE(3, 2), TD_F32, NULL);
         td_tensor *expanded = td_expand(x, SHAPE(3, 2));
         CHECK_FAILS(td_add_(x, wide), TD_ERR_INVALID,
                     "td_add_: a tensor of shape [3, 2] does not expand to the shape [2]");
-        CHECK_FAILS(td_mul_(x, td_ones(SHAPE(2), TD_F64)), TD_ERR_INVALID,
+        CHECK_FAILS(td_mul_(x, td_ones(SHAPE(2), TD_F64, NULL)), TD_ERR_INVALID,
                     "td_mul_: the operands are f32 and f64");
-        CHECK_FAILS(td_div_(x, td_tensor_to(x, "cpu:0")), TD_ERR_INVALID,
+        CHECK_FAILS(td_div_(x, td_tensor_to(x, td_device_get("cpu:0"))), TD_ERR_INVALID,
                     "td_div_: the operands are on cpu and on cpu:0");
         CHECK_FAILS(td_add_(expanded, x), TD_ERR_INVALID,
                     "td_add_: elements of the tensor of shape [3, 2] share memory");
@@ -83,10 +83,10 @@ TEST(what_cannot_be_changed_is_named)
         CHECK_FAILS(td_clamp_(expanded, 0, 1), TD_ERR_INVALID, "td_clamp_: elements of the tensor");
         CHECK_FAILS(td_add_scalar_(expanded, 1), TD_ERR_INVALID,
                     "td_add_scalar_: elements of the tensor");
-        CHECK_FAILS(td_fill_(td_zeros(SHAPE(1), TD_U8), 256), TD_ERR_INVALID, "td_fill_: ");
-        CHECK_FAILS(td_sub_(td_zeros(SHAPE(1), TD_BOOL), td_zeros(SHAPE(1), TD_BOOL)),
+        CHECK_FAILS(td_fill_(td_zeros(SHAPE(1), TD_U8, NULL), 256), TD_ERR_INVALID, "td_fill_: ");
+        CHECK_FAILS(td_sub_(td_zeros(SHAPE(1), TD_BOOL, NULL), td_zeros(SHAPE(1), TD_BOOL, NULL)),
                     TD_ERR_INVALID, "td_sub_: it is not defined for bool");
-        CHECK_FAILS(td_f_relu_(td_zeros(SHAPE(1), TD_BOOL)), TD_ERR_INVALID,
+        CHECK_FAILS(td_f_relu_(td_zeros(SHAPE(1), TD_BOOL, NULL)), TD_ERR_INVALID,
                     "td_f_relu_: it is not defined for bool");
         CHECK_FAILS(td_clamp_(x, NAN, 1), TD_ERR_INVALID, "td_clamp_: ");
         CHECK_EQ(td_add_(NULL, x), TD_ERR_INVALID);
@@ -103,7 +103,7 @@ TEST(leaves_do_not_change_while_recording)
 {
     {
         TD_SCOPE;
-        td_tensor *w = leaf(MAKE(TD_F32, SHAPE(2), 1, 2)), *b = td_ones(SHAPE(2), TD_F32);
+        td_tensor *w = leaf(MAKE(TD_F32, SHAPE(2), 1, 2)), *b = td_ones(SHAPE(2), TD_F32, NULL);
         CHECK_FAILS(td_add_(w, b), TD_ERR_STATE, "td_add_: a leaf of shape [2]");
         CHECK_FAILS(td_mul_(w, b), TD_ERR_STATE, "td_mul_: a leaf");
         CHECK_FAILS(td_zero_(w), TD_ERR_STATE, "td_zero_: a leaf");
@@ -132,7 +132,7 @@ TEST(what_backward_needs_must_not_change)
 {
     {
         TD_SCOPE;
-        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *c = td_ones(SHAPE(2), TD_F64);
+        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *c = td_ones(SHAPE(2), TD_F64, NULL);
         td_tensor *y = td_mul(w, c);
         CHECK_OK(td_add_scalar_(c, 1));
         CHECK_FAILS(td_backward(td_sum(y)), TD_ERR_STATE, "td_mul saved for backward was changed");
@@ -260,7 +260,7 @@ TEST(constants_become_results)
 {
     {
         TD_SCOPE;
-        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *y = td_full(SHAPE(3, 2), 10, TD_F64);
+        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *y = td_full(SHAPE(3, 2), 10, TD_F64, NULL);
         CHECK_OK(td_mul_(y, w));
         CHECK(td_tensor_requires_grad(y) && !td_tensor_is_leaf(y));
         CHECK_OK(td_add_(y, w));

@@ -26,7 +26,7 @@ TEST(joining)
                      5, 6, 6);
         td_tensor *number = MAKE(TD_I64, NO_DIMS, 5);
         CHECK_TENSOR(td_stack((td_tensor *[]){number, number}, 2, 0), TD_I64, SHAPE(2), 5, 5);
-        td_tensor *none = td_zeros(SHAPE(0, 2), TD_F32);
+        td_tensor *none = td_zeros(SHAPE(0, 2), TD_F32, NULL);
         CHECK_TENSOR(td_cat((td_tensor *[]){none, a, none}, 3, 0), TD_F32, SHAPE(1, 2), 1, 2);
         CHECK_NULL(td_cat(both, 2, 1),
                    "td_cat: tensor 0 has the shape [1, 2], tensor 1 the shape [2, 2]");
@@ -93,7 +93,7 @@ TEST(splitting)
     int count = -1;
     {
         TD_SCOPE;
-        td_tensor *x = td_reshape(td_arange(0, 10, 1, TD_F64), SHAPE(2, 5));
+        td_tensor *x = td_reshape(td_arange(0, 10, 1, TD_F64, NULL), SHAPE(2, 5));
         CHECK_OK(td_split(x, 2, 1, &parts, &count));
         CHECK_EQ(count, 3);
         CHECK_TENSOR(parts[0], TD_F64, SHAPE(2, 2), 0, 1, 5, 6);
@@ -103,7 +103,7 @@ TEST(splitting)
         CHECK_OK(td_split(x, INT64_MAX, -2, &parts, &count));
         CHECK_EQ(count, 1);
         td_free_list(parts);
-        CHECK_OK(td_split(td_zeros(SHAPE(0), TD_F32), 3, 0, &parts, &count));
+        CHECK_OK(td_split(td_zeros(SHAPE(0), TD_F32, NULL), 3, 0, &parts, &count));
         CHECK_EQ(count, 1);
         CHECK_TENSOR(parts[0], TD_F32, SHAPE(0), 0);
         td_free_list(parts);
@@ -124,7 +124,7 @@ TEST(splitting)
 static td_tensor *run_casts(td_tensor *const *x, const void *arg)
 {
     (void)arg;
-    return td_tensor_to(td_square(td_tensor_to(x[0], "cpu:1")), "cpu");
+    return td_tensor_to(td_square(td_tensor_to(x[0], td_device_get("cpu:1"))), td_device_get("cpu"));
 }
 
 TEST(dtypes_and_devices)
@@ -132,20 +132,20 @@ TEST(dtypes_and_devices)
     {
         TD_SCOPE;
         td_tensor *x = MAKE(TD_F64, SHAPE(2, 2), 1.5, -2.5, 0, 300);
-        CHECK(td_to_dtype(x, TD_F64) == x && td_tensor_to(x, "cpu") == x &&
+        CHECK(td_to_dtype(x, TD_F64) == x && td_tensor_to(x, td_device_get("cpu")) == x &&
               td_tensor_to(x, NULL) == x);
         CHECK_TENSOR(td_to_dtype(x, TD_I32), TD_I32, SHAPE(2, 2), 1, -2, 0, 300);
         CHECK_TENSOR(td_to_dtype(td_transpose(x, 0, 1), TD_F16), TD_F16, SHAPE(2, 2), 1.5, 0, -2.5,
                      300);
         CHECK_TENSOR(td_to_dtype(x, TD_BOOL), TD_BOOL, SHAPE(2, 2), 1, 1, 0, 1);
         CHECK_NULL(td_to_dtype(x, (td_dtype)99), "td_to_dtype: ");
-        CHECK_NULL(td_tensor_to(x, "gpu:0"), "td_tensor_to: ");
-        td_tensor *there = td_tensor_to(td_transpose(x, 0, 1), "cpu:1");
-        CHECK_STR(td_tensor_device(there), "cpu:1");
+        CHECK_NULL(td_tensor_to(x, td_device_get("gpu:0")), "td_tensor_to: ");
+        td_tensor *there = td_tensor_to(td_transpose(x, 0, 1), td_device_get("cpu:1"));
+        CHECK_STR(td_device_name(td_tensor_device(there)), "cpu:1");
         CHECK_TENSOR(there, TD_F64, SHAPE(2, 2), 1.5, 0, -2.5, 300);
-        CHECK_STR(td_tensor_device(td_add(there, there)), "cpu:1");
-        CHECK_STR(td_tensor_device(td_tril(there, 0)), "cpu:1");
-        CHECK_STR(td_tensor_device(td_ones_like(there)), "cpu:1");
+        CHECK_STR(td_device_name(td_tensor_device(td_add(there, there))), "cpu:1");
+        CHECK_STR(td_device_name(td_tensor_device(td_tril(there, 0))), "cpu:1");
+        CHECK_STR(td_device_name(td_tensor_device(td_ones_like(there))), "cpu:1");
         td_tensor *r = gradcheck_random(SHAPE(2, 3), -1, 1);
         gradcheck("td_tensor_to", run_casts, NULL, &r, 1);
         td_tensor *w = leaf(MAKE(TD_F32, SHAPE(2), 1, 2));
@@ -167,11 +167,11 @@ TEST(items)
         CHECK(td_item(MAKE(TD_COMPLEX64, SHAPE(1), 3)) == 3);
         td_tensor *x = MAKE(TD_F32, SHAPE(2, 2), 1, 2, 3, 4);
         CHECK(td_item(td_select(td_select(x, 0, 1), 0, 0)) == 3);
-        CHECK(td_item(td_tensor_to(td_sum(x), "cpu:0")) == 10);
+        CHECK(td_item(td_tensor_to(td_sum(x), td_device_get("cpu:0"))) == 10);
         CHECK(isnan(td_item(x)));
         CHECK_CONTAINS(td_last_error(),
                        "td_item: a tensor of shape [2, 2] has 4 elements, not one");
-        CHECK(isnan(td_item(td_zeros(SHAPE(0), TD_F32))));
+        CHECK(isnan(td_item(td_zeros(SHAPE(0), TD_F32, NULL))));
     }
 }
 
@@ -181,27 +181,27 @@ TEST(ranges)
 {
     {
         TD_SCOPE;
-        CHECK_TENSOR(td_arange(0, 5, 1, TD_I64), TD_I64, SHAPE(5), 0, 1, 2, 3, 4);
-        CHECK_TENSOR(td_arange(1, 2, 0.25, TD_F32), TD_F32, SHAPE(4), 1, 1.25, 1.5, 1.75);
-        CHECK_TENSOR(td_arange(3, 0, -1.5, TD_F64), TD_F64, SHAPE(2), 3, 1.5);
-        CHECK_TENSOR(td_arange(2, 2, 1, TD_F64), TD_F64, SHAPE(0), 0);
-        CHECK_TENSOR(td_linspace(0, 1, 5, TD_F64), TD_F64, SHAPE(5), 0, 0.25, 0.5, 0.75, 1);
-        CHECK_TENSOR(td_linspace(3, 1, 3, TD_F32), TD_F32, SHAPE(3), 3, 2, 1);
-        CHECK_TENSOR(td_linspace(3, 9, 1, TD_F32), TD_F32, SHAPE(1), 3);
-        CHECK_TENSOR(td_linspace(3, 9, 0, TD_F32), TD_F32, SHAPE(0), 0);
-        CHECK_TENSOR(td_ones(SHAPE(2), TD_U8), TD_U8, SHAPE(2), 1, 1);
+        CHECK_TENSOR(td_arange(0, 5, 1, TD_I64, NULL), TD_I64, SHAPE(5), 0, 1, 2, 3, 4);
+        CHECK_TENSOR(td_arange(1, 2, 0.25, TD_F32, NULL), TD_F32, SHAPE(4), 1, 1.25, 1.5, 1.75);
+        CHECK_TENSOR(td_arange(3, 0, -1.5, TD_F64, NULL), TD_F64, SHAPE(2), 3, 1.5);
+        CHECK_TENSOR(td_arange(2, 2, 1, TD_F64, NULL), TD_F64, SHAPE(0), 0);
+        CHECK_TENSOR(td_linspace(0, 1, 5, TD_F64, NULL), TD_F64, SHAPE(5), 0, 0.25, 0.5, 0.75, 1);
+        CHECK_TENSOR(td_linspace(3, 1, 3, TD_F32, NULL), TD_F32, SHAPE(3), 3, 2, 1);
+        CHECK_TENSOR(td_linspace(3, 9, 1, TD_F32, NULL), TD_F32, SHAPE(1), 3);
+        CHECK_TENSOR(td_linspace(3, 9, 0, TD_F32, NULL), TD_F32, SHAPE(0), 0);
+        CHECK_TENSOR(td_ones(SHAPE(2), TD_U8, NULL), TD_U8, SHAPE(2), 1, 1);
         td_tensor *x = MAKE(TD_I32, SHAPE(1, 2), 4, 5);
         CHECK_TENSOR(td_zeros_like(x), TD_I32, SHAPE(1, 2), 0, 0);
         CHECK_TENSOR(td_ones_like(x), TD_I32, SHAPE(1, 2), 1, 1);
         CHECK_EQ(td_tensor_size(td_empty_like(x), 1), 2);
-        CHECK_NULL(td_arange(0, 5, 0, TD_F32), "td_arange: a step of 0 does not lead from 0 to 5");
-        CHECK_NULL(td_arange(0, 5, -1, TD_F32), "td_arange: a step of -1");
-        CHECK_NULL(td_arange(0, NAN, 1, TD_F32), "td_arange: from 0 to nan is no range");
-        CHECK_NULL(td_arange(0, 1e30, 1, TD_F32), "td_arange: ");
-        CHECK_NULL(td_arange(0, 300, 1, TD_U8), "td_arange: ");
+        CHECK_NULL(td_arange(0, 5, 0, TD_F32, NULL), "td_arange: a step of 0 does not lead from 0 to 5");
+        CHECK_NULL(td_arange(0, 5, -1, TD_F32, NULL), "td_arange: a step of -1");
+        CHECK_NULL(td_arange(0, NAN, 1, TD_F32, NULL), "td_arange: from 0 to nan is no range");
+        CHECK_NULL(td_arange(0, 1e30, 1, TD_F32, NULL), "td_arange: ");
+        CHECK_NULL(td_arange(0, 300, 1, TD_U8, NULL), "td_arange: ");
         CHECK_CONTAINS(td_last_error(), "not in the range of u8");
-        CHECK_NULL(td_arange(0, 2, 1, TD_BOOL), "td_arange: it is not defined for bool");
-        CHECK_NULL(td_linspace(0, 1, -1, TD_F32), "td_linspace: there cannot be -1 numbers");
+        CHECK_NULL(td_arange(0, 2, 1, TD_BOOL, NULL), "td_arange: it is not defined for bool");
+        CHECK_NULL(td_linspace(0, 1, -1, TD_F32, NULL), "td_linspace: there cannot be -1 numbers");
     }
 }
 
@@ -223,10 +223,10 @@ TEST(triangles)
         CHECK_TENSOR(td_tril(x, INT64_MIN), TD_F32, SHAPE(2, 3), 0, 0, 0, 0, 0, 0);
         CHECK_TENSOR(td_tril(x, INT64_MAX), TD_F32, SHAPE(2, 3), 1, 2, 3, 4, 5, 6);
         CHECK_TENSOR(td_triu(x, INT64_MAX), TD_F32, SHAPE(2, 3), 0, 0, 0, 0, 0, 0);
-        CHECK_TENSOR(td_tril(td_zeros(SHAPE(0, 3), TD_F32), 0), TD_F32, SHAPE(0, 3), 0);
+        CHECK_TENSOR(td_tril(td_zeros(SHAPE(0, 3), TD_F32, NULL), 0), TD_F32, SHAPE(0, 3), 0);
         td_tensor *nan = MAKE(TD_F32, SHAPE(1, 2), 1, NAN);
         CHECK_TENSOR(td_tril(nan, 0), TD_F32, SHAPE(1, 2), 1, 0);
-        CHECK_NULL(td_tril(td_zeros(SHAPE(3), TD_F32), 0), "td_tril: x has the shape [3]");
+        CHECK_NULL(td_tril(td_zeros(SHAPE(3), TD_F32, NULL), 0), "td_tril: x has the shape [3]");
         td_tensor *r = gradcheck_random(SHAPE(2, 3, 4), -1, 1);
         for (int diagonal = -2; diagonal < 3; diagonal++)
             gradcheck("triangles", run_triangle, &diagonal, &r, 1);
@@ -238,7 +238,7 @@ TEST(triangles)
 /* Without a scope every result is the caller's, and nothing is left over; the sanitizer counts. */
 TEST(results_without_a_scope)
 {
-    td_tensor *x = td_ones(SHAPE(2, 3), TD_F32), *at = NULL, **parts;
+    td_tensor *x = td_ones(SHAPE(2, 3), TD_F32, NULL), *at = NULL, **parts;
     int count;
     CHECK_OK(td_tensor_set_requires_grad(x, true));
     td_tensor *results[] = {td_add(x, x),
@@ -252,10 +252,10 @@ TEST(results_without_a_scope)
                             td_tril(x, 0),
                             td_to_dtype(x, TD_F32),
                             td_to_dtype(x, TD_F64),
-                            td_tensor_to(x, "cpu:1"),
+                            td_tensor_to(x, td_device_get("cpu:1")),
                             td_stack((td_tensor *[]){x, x}, 2, 0),
-                            td_arange(0, 3, 1, TD_I64),
-                            td_linspace(0, 1, 3, TD_F32)};
+                            td_arange(0, 3, 1, TD_I64, NULL),
+                            td_linspace(0, 1, 3, TD_F32, NULL)};
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
         CHECK(results[i]);
         td_tensor_release(results[i]);
@@ -277,7 +277,7 @@ TEST(cat_leaves_empty_lists_out)
 {
     {
         TD_SCOPE;
-        td_tensor *e = td_zeros(SHAPE(0), TD_F64), *w = td_ones(SHAPE(2, 3), TD_F64);
+        td_tensor *e = td_zeros(SHAPE(0), TD_F64, NULL), *w = td_ones(SHAPE(2, 3), TD_F64, NULL);
         CHECK_OK(td_tensor_set_requires_grad(e, true));
         CHECK_OK(td_tensor_set_requires_grad(w, true));
         td_tensor *first = td_cat((td_tensor *[]){e, w}, 2, 1);
@@ -290,7 +290,7 @@ TEST(cat_leaves_empty_lists_out)
         CHECK_EQ(td_tensor_numel(td_tensor_grad(e)), 0);
         td_tensor *none = td_cat((td_tensor *[]){e, e}, 2, 0);
         CHECK(td_tensor_ndim(none) == 1 && td_tensor_numel(none) == 0);
-        CHECK_NULL(td_cat((td_tensor *[]){td_zeros(SHAPE(0, 2), TD_F64), w}, 2, 0),
+        CHECK_NULL(td_cat((td_tensor *[]){td_zeros(SHAPE(0, 2), TD_F64, NULL), w}, 2, 0),
                    "td_cat: tensor 0 has the shape [0, 2], tensor 1 the shape [2, 3]");
         CHECK_NULL(td_cat((td_tensor *[]){e, w}, 2, 2), "td_cat: there is no dimension 2");
         CHECK_NULL(td_stack((td_tensor *[]){e, w}, 2, 0), "td_stack: ");

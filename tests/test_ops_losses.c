@@ -18,7 +18,7 @@ struct classes {
 
 static td_tensor *weights_of(int64_t classes)
 {
-    td_tensor *weight = td_empty(&classes, 1, TD_F64);
+    td_tensor *weight = td_empty(&classes, 1, TD_F64, NULL);
     for (int64_t i = 0; i < classes; i++)
         ((double *)td_tensor_data(weight))[i] = 0.5 + 0.3 * (double)i;
     return weight;
@@ -70,7 +70,7 @@ static double slow_loss(const struct classes *classes, const double *logs, const
 
 static td_tensor *targets_of(const int64_t *shape, int ndim, int64_t classes)
 {
-    td_tensor *target = td_empty(shape, ndim, TD_I64);
+    td_tensor *target = td_empty(shape, ndim, TD_I64, NULL);
     for (int64_t i = 0; i < td_tensor_numel(target); i++)
         ((int64_t *)td_tensor_data(target))[i] = i * 5 % classes;
     return target;
@@ -135,9 +135,9 @@ TEST(class_losses_without_options)
         td_tensor *logs = td_f_log_softmax(x, 1);
         CHECK(fabs(td_item(td_nll_loss(logs, target)) - td_item(td_cross_entropy(x, target))) <
               1e-12);
-        CHECK(isnan(td_item(td_nll_loss(logs, td_full((int64_t[]){4}, 1, -100, TD_I64)))));
+        CHECK(isnan(td_item(td_nll_loss(logs, td_full((int64_t[]){4}, 1, -100, TD_I64, NULL)))));
         CHECK(isnan(
-            td_item(td_cross_entropy(td_zeros(SHAPE(0, 3), TD_F32), td_zeros(SHAPE(0), TD_I64)))));
+            td_item(td_cross_entropy(td_zeros(SHAPE(0, 3), TD_F32, NULL), td_zeros(SHAPE(0), TD_I64, NULL)))));
     }
 }
 
@@ -145,24 +145,24 @@ TEST(class_losses_refuse)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32), *target = td_zeros(SHAPE(4), TD_I64);
-        CHECK_NULL(td_nll_loss(x, td_zeros(SHAPE(5), TD_I64)),
+        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32, NULL), *target = td_zeros(SHAPE(4), TD_I64, NULL);
+        CHECK_NULL(td_nll_loss(x, td_zeros(SHAPE(5), TD_I64, NULL)),
                    "td_nll_loss: x has the shape [4, 3], target [5]");
-        CHECK_NULL(td_cross_entropy(x, td_zeros(SHAPE(4, 3), TD_I64)), "td_cross_entropy: x has");
-        CHECK_NULL(td_cross_entropy(x, td_zeros(SHAPE(4), TD_I32)), "the target is i32");
-        CHECK_NULL(td_cross_entropy(td_zeros(SHAPE(4, 3), TD_I64), target), "floating-point");
-        CHECK_NULL(td_nll_loss(td_zeros(NULL, 0, TD_F32), target), "[4]");
-        CHECK_NULL(td_nll_loss(x, td_full((int64_t[]){4}, 1, 3, TD_I64)), "3 classes");
-        CHECK_NULL(td_cross_entropy(x, td_full((int64_t[]){4}, 1, -1, TD_I64)), "is -1");
+        CHECK_NULL(td_cross_entropy(x, td_zeros(SHAPE(4, 3), TD_I64, NULL)), "td_cross_entropy: x has");
+        CHECK_NULL(td_cross_entropy(x, td_zeros(SHAPE(4), TD_I32, NULL)), "the target is i32");
+        CHECK_NULL(td_cross_entropy(td_zeros(SHAPE(4, 3), TD_I64, NULL), target), "floating-point");
+        CHECK_NULL(td_nll_loss(td_zeros(NULL, 0, TD_F32, NULL), target), "[4]");
+        CHECK_NULL(td_nll_loss(x, td_full((int64_t[]){4}, 1, 3, TD_I64, NULL)), "3 classes");
+        CHECK_NULL(td_cross_entropy(x, td_full((int64_t[]){4}, 1, -1, TD_I64, NULL)), "is -1");
         CHECK_NULL(td_cross_entropy_with(x, target, &(td_loss_options){.label_smoothing = 1.5}),
                    "1.5");
         CHECK_NULL(td_nll_loss_with(x, target, &(td_loss_options){.label_smoothing = 0.5}),
                    "td_cross_entropy_with");
         CHECK_NULL(
-            td_nll_loss_with(x, target, &(td_loss_options){.weight = td_zeros(SHAPE(4), TD_F32)}),
+            td_nll_loss_with(x, target, &(td_loss_options){.weight = td_zeros(SHAPE(4), TD_F32, NULL)}),
             "weight has the shape [4]; it must have [3]");
         CHECK_NULL(
-            td_nll_loss_with(x, target, &(td_loss_options){.weight = td_zeros(SHAPE(3), TD_F64)}),
+            td_nll_loss_with(x, target, &(td_loss_options){.weight = td_zeros(SHAPE(3), TD_F64, NULL)}),
             "f32 and f64");
         CHECK_NULL(td_nll_loss_with(x, target, &(td_loss_options){.reduction = (td_reduction)7}),
                    "7 is not a reduction");
@@ -235,7 +235,7 @@ TEST(losses_of_pairs)
         CHECK(td_item(td_mse_loss(x, y)) == td_item(td_mse_loss_with(x, y, NULL)));
         CHECK(td_item(td_l1_loss(x, y)) == td_item(td_l1_loss_with(x, y, NULL)));
         CHECK(td_item(td_bce_with_logits(x, y)) == td_item(td_bce_with_logits_with(x, y, NULL)));
-        td_tensor *none = td_zeros(SHAPE(0), TD_F32);
+        td_tensor *none = td_zeros(SHAPE(0), TD_F32, NULL);
         CHECK(isnan(td_item(td_mse_loss(none, none))));
     }
 }
@@ -244,12 +244,12 @@ TEST(pair_losses_refuse)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32);
-        CHECK_NULL(td_mse_loss(x, td_zeros(SHAPE(3), TD_F32)),
+        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32, NULL);
+        CHECK_NULL(td_mse_loss(x, td_zeros(SHAPE(3), TD_F32, NULL)),
                    "td_mse_loss: x has the shape [4, 3], target [3]");
-        CHECK_NULL(td_l1_loss(x, td_zeros(SHAPE(4, 3), TD_F64)),
+        CHECK_NULL(td_l1_loss(x, td_zeros(SHAPE(4, 3), TD_F64, NULL)),
                    "td_l1_loss: the operands are f32");
-        CHECK_NULL(td_bce_with_logits(td_zeros(SHAPE(2), TD_I64), td_zeros(SHAPE(2), TD_I64)),
+        CHECK_NULL(td_bce_with_logits(td_zeros(SHAPE(2), TD_I64, NULL), td_zeros(SHAPE(2), TD_I64, NULL)),
                    "i64");
         CHECK_NULL(td_mse_loss_with(x, x, &(td_loss_options){.weight = x}),
                    "options of nll_loss and cross_entropy");

@@ -44,17 +44,17 @@ TEST(activations)
     for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++) {
         TD_SCOPE;
         activation f = activations[i].function;
-        td_tensor *x = td_sub_scalar(td_mul_scalar(td_arange(0, 12, 1, TD_F64), 0.7), 4);
+        td_tensor *x = td_sub_scalar(td_mul_scalar(td_arange(0, 12, 1, TD_F64, NULL), 0.7), 4);
         const double *in = td_tensor_data(x), *out = td_tensor_data(f(x));
         for (int k = 0; k < 12; k++)
             CHECK(fabs(out[k] - value_of(f, in[k])) < 1e-12);
         td_tensor *matrix = td_reshape(x, (int64_t[]){3, 4}, 2);
         gradcheck(activations[i].name, activate, &f, &matrix, 1);
         CHECK(!f(NULL));
-        CHECK_EQ(td_tensor_numel(f(td_zeros(SHAPE(0, 3), TD_F32))), 0);
-        CHECK_EQ(td_tensor_ndim(f(td_zeros(NULL, 0, TD_F32))), 0);
+        CHECK_EQ(td_tensor_numel(f(td_zeros(SHAPE(0, 3), TD_F32, NULL))), 0);
+        CHECK_EQ(td_tensor_ndim(f(td_zeros(NULL, 0, TD_F32, NULL))), 0);
         if (f != td_f_relu)
-            CHECK_NULL(f(td_zeros(SHAPE(2), TD_I64)), activations[i].name);
+            CHECK_NULL(f(td_zeros(SHAPE(2), TD_I64, NULL)), activations[i].name);
     }
 }
 
@@ -63,7 +63,7 @@ TEST(activations_leave_gradients_of_others_alone)
 {
     {
         TD_SCOPE;
-        td_tensor *x = random_of(SHAPE(4)), *grad = td_ones((int64_t[]){4}, 1, TD_F64);
+        td_tensor *x = random_of(SHAPE(4)), *grad = td_ones((int64_t[]){4}, 1, TD_F64, NULL);
         td_tensor_set_requires_grad(x, true);
         td_tensor *middle = td_mul_scalar(x, 2), *y = td_f_tanh(middle);
         CHECK_OK(td_tensor_retain_grad(y));
@@ -101,13 +101,13 @@ TEST(softmax_of_every_dimension)
     }
     {
         TD_SCOPE;
-        td_tensor *one = td_full(NULL, 0, 3, TD_F32);
+        td_tensor *one = td_full(NULL, 0, 3, TD_F32, NULL);
         CHECK(td_item(td_f_softmax(one, 0)) == 1 && td_item(td_f_log_softmax(one, -1)) == 0);
         CHECK_NULL(td_f_softmax(one, 1), "td_f_softmax: there is no dimension 1");
-        CHECK_NULL(td_f_log_softmax(td_zeros(SHAPE(2), TD_I32), 0), "td_f_log_softmax");
+        CHECK_NULL(td_f_log_softmax(td_zeros(SHAPE(2), TD_I32, NULL), 0), "td_f_log_softmax");
         CHECK(!td_f_softmax(NULL, 0));
-        CHECK_EQ(td_tensor_numel(td_f_softmax(td_zeros(SHAPE(3, 0), TD_F32), 1)), 0);
-        td_tensor *large = td_full((int64_t[]){2}, 1, 1e30, TD_F32);
+        CHECK_EQ(td_tensor_numel(td_f_softmax(td_zeros(SHAPE(3, 0), TD_F32, NULL), 1)), 0);
+        td_tensor *large = td_full((int64_t[]){2}, 1, 1e30, TD_F32, NULL);
         CHECK(((float *)td_tensor_data(td_f_softmax(large, 0)))[0] == 0.5f);
     }
 }
@@ -124,7 +124,7 @@ TEST(dropout_keeps_or_scales)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_ones((int64_t[]){4, 5, 3, 2}, 4, TD_F64);
+        td_tensor *x = td_ones((int64_t[]){4, 5, 3, 2}, 4, TD_F64, NULL);
         td_tensor *y = dropout(&x, NULL), *channels = dropout(&x, "2d");
         const double *each = td_tensor_data(y), *block = td_tensor_data(channels);
         int zeros = 0;
@@ -148,11 +148,11 @@ TEST(dropout_that_does_nothing)
         CHECK(td_f_dropout(x, 0.5, false) == x && td_f_dropout(x, 0, true) == x);
         CHECK(td_f_dropout2d(x, 0.5, false) == x);
         CHECK(td_equal(td_f_dropout(x, 1, true), td_zeros_like(x)));
-        CHECK_EQ(td_tensor_numel(td_f_dropout(td_zeros(SHAPE(0), TD_F32), 0.5, true)), 0);
+        CHECK_EQ(td_tensor_numel(td_f_dropout(td_zeros(SHAPE(0), TD_F32, NULL), 0.5, true)), 0);
         CHECK_NULL(td_f_dropout(x, 1.5, true), "td_f_dropout: 1.5 is no probability");
         CHECK_NULL(td_f_dropout(x, NAN, true), "no probability");
-        CHECK_NULL(td_f_dropout2d(td_zeros(SHAPE(3), TD_F32), 0.5, true), "td_f_dropout2d: x");
-        CHECK_NULL(td_f_dropout(td_zeros(SHAPE(3), TD_I64), 0.5, true), "i64");
+        CHECK_NULL(td_f_dropout2d(td_zeros(SHAPE(3), TD_F32, NULL), 0.5, true), "td_f_dropout2d: x");
+        CHECK_NULL(td_f_dropout(td_zeros(SHAPE(3), TD_I64, NULL), 0.5, true), "i64");
         CHECK(!td_f_dropout(NULL, 0.5, true));
     }
 }
@@ -169,8 +169,8 @@ static td_tensor *batch_norm(td_tensor *const *x, const void *arg)
 {
     const struct batch_norm *norm = arg;
     int64_t channels = td_tensor_size(x[0], 1);
-    td_tensor *mean = norm->with_running ? td_full(&channels, 1, 0.3, TD_F64) : NULL;
-    td_tensor *var = norm->with_running ? td_full(&channels, 1, 1.7, TD_F64) : NULL;
+    td_tensor *mean = norm->with_running ? td_full(&channels, 1, 0.3, TD_F64, NULL) : NULL;
+    td_tensor *var = norm->with_running ? td_full(&channels, 1, 1.7, TD_F64, NULL) : NULL;
     return td_batch_norm(x[0], mean, var, norm->without_weight ? NULL : x[1],
                          norm->without_weight ? NULL : x[2], norm->training, 0.1, 1e-3);
 }
@@ -209,9 +209,9 @@ TEST(batch_norm_moves_running_statistics)
     {
         TD_SCOPE;
         td_tensor *x = random_of(SHAPE(5, 2, 3));
-        td_tensor *mean = td_full((int64_t[]){2}, 1, 0.5, TD_F64);
+        td_tensor *mean = td_full((int64_t[]){2}, 1, 0.5, TD_F64, NULL);
         /* Every second one of a larger tensor: the statistics need not be contiguous. */
-        td_tensor *wide = td_full((int64_t[]){4}, 1, 2, TD_F64);
+        td_tensor *wide = td_full((int64_t[]){4}, 1, 2, TD_F64, NULL);
         td_tensor *var = td_slice(wide, 0, 0, 4, 2);
         CHECK(td_batch_norm(x, mean, var, NULL, NULL, true, 0.25, 1e-5));
         td_tensor *m = td_mean_dims(x, (int[]){0, 2}, 2, false);
@@ -229,18 +229,18 @@ TEST(batch_norm_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32), *three = td_zeros(SHAPE(3), TD_F32);
-        td_tensor *two = td_zeros(SHAPE(2), TD_F32);
+        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32, NULL), *three = td_zeros(SHAPE(3), TD_F32, NULL);
+        td_tensor *two = td_zeros(SHAPE(2), TD_F32, NULL);
         CHECK_NULL(td_batch_norm(x, NULL, NULL, two, NULL, true, 0.1, 1e-5),
                    "td_batch_norm: weight has the shape [2]; it must have [3]");
         CHECK_NULL(td_batch_norm(x, two, three, NULL, NULL, true, 0.1, 1e-5), "running_mean");
         CHECK_NULL(td_batch_norm(x, NULL, NULL, NULL, NULL, false, 0.1, 1e-5),
                    "running_mean and running_var are NULL");
         CHECK_NULL(
-            td_batch_norm(td_zeros(SHAPE(1, 3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
+            td_batch_norm(td_zeros(SHAPE(1, 3), TD_F32, NULL), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
             "[1, 3], one value a channel");
         CHECK_NULL(
-            td_batch_norm(td_zeros(SHAPE(3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
+            td_batch_norm(td_zeros(SHAPE(3), TD_F32, NULL), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
             "x has the shape [3]");
         CHECK(!td_batch_norm(NULL, NULL, NULL, NULL, NULL, true, 0.1, 1e-5));
     }
@@ -252,7 +252,7 @@ TEST(batch_norm_keeps_what_it_used)
     {
         TD_SCOPE;
         td_tensor *x = random_of(SHAPE(3, 2)), *w = random_of(SHAPE(2));
-        td_tensor *mean = random_of(SHAPE(2)), *var = td_ones((int64_t[]){2}, 1, TD_F64);
+        td_tensor *mean = random_of(SHAPE(2)), *var = td_ones((int64_t[]){2}, 1, TD_F64, NULL);
         td_tensor_set_requires_grad(x, true);
         td_tensor *y = td_sum(td_batch_norm(x, mean, var, w, NULL, false, 0.1, 0));
         CHECK_OK(td_fill_(var, 100));
@@ -292,15 +292,15 @@ TEST(layer_norm_over_the_last_dimensions)
     }
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(2, 3), TD_F32);
+        td_tensor *x = td_zeros(SHAPE(2, 3), TD_F32, NULL);
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){4}, 1, NULL, NULL, 1e-5),
                    "td_f_layer_norm: x has the shape [2, 3]; its last sizes must be [4]");
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){1, 2, 3}, 3, NULL, NULL, 1e-5), "[1, 2, 3]");
-        CHECK_NULL(td_f_layer_norm(x, (int64_t[]){3}, 1, td_zeros(SHAPE(2), TD_F32), NULL, 1e-5),
+        CHECK_NULL(td_f_layer_norm(x, (int64_t[]){3}, 1, td_zeros(SHAPE(2), TD_F32, NULL), NULL, 1e-5),
                    "weight has the shape [2]");
         CHECK_NULL(td_f_layer_norm(x, NULL, 0, NULL, NULL, 1e-5), "dimensions, not 0");
         CHECK(!td_f_layer_norm(NULL, (int64_t[]){3}, 1, NULL, NULL, 1e-5));
-        CHECK_EQ(td_tensor_numel(td_f_layer_norm(td_zeros(SHAPE(0, 3), TD_F32), (int64_t[]){3}, 1,
+        CHECK_EQ(td_tensor_numel(td_f_layer_norm(td_zeros(SHAPE(0, 3), TD_F32, NULL), (int64_t[]){3}, 1,
                                                  NULL, NULL, 1e-5)),
                  0);
     }

@@ -33,7 +33,7 @@ static td_tensor *avg_pool(td_tensor *const *x, const void *arg)
 /* Different numbers, far enough from each other for finite differences. */
 static td_tensor *distinct(const int64_t *shape, int ndim)
 {
-    td_tensor *x = td_empty(shape, ndim, TD_F64);
+    td_tensor *x = td_empty(shape, ndim, TD_F64, NULL);
     double *data = td_tensor_data(x);
     int64_t count = td_tensor_numel(x);
     for (int64_t i = 0; i < count; i++)
@@ -48,8 +48,8 @@ static td_tensor *slow_pool(td_tensor *x, const struct pool *pool, bool greatest
     int64_t step[2] = {s[0] ? s[0] : k[0], s[1] ? s[1] : k[1]};
     int64_t height = pool->x[2] + 2 * p[0], width = pool->x[3] + 2 * p[1];
     td_tensor *padded = td_full((int64_t[]){pool->x[0], pool->x[1], height, width}, 4,
-                                greatest ? -INFINITY : 0, TD_F64);
-    td_tensor *counts = td_zeros((int64_t[]){pool->x[0], pool->x[1], height, width}, 4, TD_F64);
+                                greatest ? -INFINITY : 0, TD_F64, NULL);
+    td_tensor *counts = td_zeros((int64_t[]){pool->x[0], pool->x[1], height, width}, 4, TD_F64, NULL);
     td_tensor *inside = td_narrow(td_narrow(padded, 2, p[0], pool->x[2]), 3, p[1], pool->x[3]);
     CHECK_OK(td_tensor_copy(inside, x));
     CHECK_OK(td_fill_(pool->options.exclude_padding
@@ -136,18 +136,18 @@ TEST(pooling_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(1, 2, 4, 4), TD_F32);
+        td_tensor *x = td_zeros(SHAPE(1, 2, 4, 4), TD_F32, NULL);
         CHECK_NULL(td_f_max_pool2d(x, 5, 1, NULL), "td_f_max_pool2d: a kernel of height 5");
         CHECK_NULL(td_f_max_pool2d(x, 0, 2, NULL), "kernel 0");
         CHECK_NULL(td_f_max_pool2d(x, 2, 2, &(td_pool2d_options){.padding = {0, 2}}),
                    "a padding of 2 for a kernel of 2");
         CHECK_NULL(td_f_avg_pool2d(x, 2, 2, &(td_pool2d_options){.dilation = {2, 1}}), "dilation");
-        CHECK_NULL(td_f_avg_pool2d(td_zeros(SHAPE(4, 4), TD_F32), 2, 2, NULL), "[4, 4]");
-        CHECK_NULL(td_f_avg_pool2d(td_zeros(SHAPE(1, 2, 4, 4), TD_I32), 2, 2, NULL), "i32");
+        CHECK_NULL(td_f_avg_pool2d(td_zeros(SHAPE(4, 4), TD_F32, NULL), 2, 2, NULL), "[4, 4]");
+        CHECK_NULL(td_f_avg_pool2d(td_zeros(SHAPE(1, 2, 4, 4), TD_I32, NULL), 2, 2, NULL), "i32");
         CHECK_NULL(td_f_adaptive_avg_pool2d(x, -1, 2), "-1 by 2");
-        CHECK_NULL(td_f_adaptive_max_pool2d(td_zeros(SHAPE(1, 1, 0, 4), TD_F32), 1, 1), "1 by 1");
+        CHECK_NULL(td_f_adaptive_max_pool2d(td_zeros(SHAPE(1, 1, 0, 4), TD_F32, NULL), 1, 1), "1 by 1");
         CHECK(!td_f_max_pool2d(NULL, 2, 2, NULL) && !td_f_adaptive_max_pool2d(NULL, 2, 2));
-        CHECK_EQ(td_tensor_numel(td_f_max_pool2d(td_zeros(SHAPE(0, 2, 4, 4), TD_F32), 2, 2, NULL)),
+        CHECK_EQ(td_tensor_numel(td_f_max_pool2d(td_zeros(SHAPE(0, 2, 4, 4), TD_F32, NULL), 2, 2, NULL)),
                  0);
     }
 }

@@ -73,12 +73,12 @@ TEST(matmul_of_nothing)
 {
     {
         TD_SCOPE;
-        td_tensor *y = td_matmul(td_zeros(SHAPE(2, 0), TD_F32), td_zeros(SHAPE(0, 3), TD_F32));
+        td_tensor *y = td_matmul(td_zeros(SHAPE(2, 0), TD_F32, NULL), td_zeros(SHAPE(0, 3), TD_F32, NULL));
         CHECK_EQ(td_tensor_numel(y), 6);
         for (int i = 0; i < 6; i++)
             CHECK(((float *)td_tensor_data(y))[i] == 0);
         CHECK_EQ(td_tensor_numel(
-                     td_matmul(td_zeros(SHAPE(0, 4, 2), TD_F32), td_zeros(SHAPE(2, 3), TD_F32))),
+                     td_matmul(td_zeros(SHAPE(0, 4, 2), TD_F32, NULL), td_zeros(SHAPE(2, 3), TD_F32, NULL))),
                  0);
         td_tensor *a = random_of(SHAPE(0, 4, 2)), *b = random_of(SHAPE(2, 3));
         td_tensor *c = random_of(SHAPE(5, 4));
@@ -105,9 +105,9 @@ TEST(bmm_is_matmul_of_batches)
         td_tensor *a = random_of(SHAPE(3, 2, 4)), *b = random_of(SHAPE(3, 4, 5));
         check_near(td_bmm(a, b), slow_matmul(a, b), 1e-12);
         gradcheck("td_bmm", bmm, NULL, (td_tensor *[]){a, b}, 2);
-        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(2, 4, 5), TD_F64)), "td_bmm: the shapes [3, 2, 4] and");
-        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(4, 5), TD_F64)), "[B, M, K] and [B, K, N]");
-        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(3, 3, 5), TD_F64)), "[3, 2, 4] and [3, 3, 5]");
+        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(2, 4, 5), TD_F64, NULL)), "td_bmm: the shapes [3, 2, 4] and");
+        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(4, 5), TD_F64, NULL)), "[B, M, K] and [B, K, N]");
+        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(3, 3, 5), TD_F64, NULL)), "[3, 2, 4] and [3, 3, 5]");
     }
 }
 
@@ -115,15 +115,15 @@ TEST(products_refuse)
 {
     {
         TD_SCOPE;
-        td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32);
-        CHECK_NULL(td_matmul(a, td_zeros(SHAPE(4, 2), TD_F32)),
+        td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32, NULL);
+        CHECK_NULL(td_matmul(a, td_zeros(SHAPE(4, 2), TD_F32, NULL)),
                    "td_matmul: the shapes [2, 3] and [4, 2] cannot be multiplied");
-        CHECK_NULL(td_matmul(a, td_zeros(SHAPE(3, 2), TD_F64)), "f32 and f64");
-        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 3), TD_I64), td_zeros(SHAPE(3, 2), TD_I64)), "i64");
-        CHECK_NULL(td_matmul(td_zeros(NULL, 0, TD_F32), a), "without dimensions");
-        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 2, 3), TD_F32), td_zeros(SHAPE(4, 3, 2), TD_F32)),
+        CHECK_NULL(td_matmul(a, td_zeros(SHAPE(3, 2), TD_F64, NULL)), "f32 and f64");
+        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 3), TD_I64, NULL), td_zeros(SHAPE(3, 2), TD_I64, NULL)), "i64");
+        CHECK_NULL(td_matmul(td_zeros(NULL, 0, TD_F32, NULL), a), "without dimensions");
+        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 2, 3), TD_F32, NULL), td_zeros(SHAPE(4, 3, 2), TD_F32, NULL)),
                    "[2, 2, 3] and [4, 3, 2]");
-        CHECK_NULL(td_matmul(td_zeros(SHAPE(2), TD_F32), td_zeros(SHAPE(3), TD_F32)),
+        CHECK_NULL(td_matmul(td_zeros(SHAPE(2), TD_F32, NULL), td_zeros(SHAPE(3), TD_F32, NULL)),
                    "[2] and [3]");
         CHECK(!td_matmul(NULL, a) && !td_matmul(a, NULL) && !td_bmm(NULL, a));
     }
@@ -138,7 +138,7 @@ TEST(leaves_that_are_used_twice)
         td_tensor *other = td_clone(w);
         td_tensor_set_requires_grad(w, true);
         CHECK_OK(td_backward(td_sum(td_matmul(td_matmul(x, w), td_matmul(w, w)))));
-        td_tensor *e = td_ones((int64_t[]){4, 3}, 2, TD_F64);
+        td_tensor *e = td_ones((int64_t[]){4, 3}, 2, TD_F64, NULL);
         td_tensor *square = td_matmul(other, other), *left = td_matmul(x, other);
         td_tensor *outer = td_matmul(td_transpose(left, 0, 1), e); /* gradient of w w */
         td_tensor *expected = td_matmul(td_transpose(x, 0, 1),
@@ -183,7 +183,7 @@ TEST(linear_writes_to_the_gradient_of_a_leaf)
         CHECK_OK(td_backward(td_sum(td_f_linear(x, w, b))));
         td_tensor *grad_w = td_tensor_grad(w), *grad_b = td_tensor_grad(b);
         td_tensor *once = td_clone(grad_w), *once_b = td_clone(grad_b);
-        check_near(once_b, td_full((int64_t[]){5}, 1, 6, TD_F64), 0);
+        check_near(once_b, td_full((int64_t[]){5}, 1, 6, TD_F64, NULL), 0);
         CHECK_OK(td_backward(td_sum(td_f_linear(x, w, b))));
         CHECK(td_tensor_grad(w) == grad_w && td_tensor_grad(b) == grad_b);
         check_near(grad_w, td_mul_scalar(once, 2), 1e-12);
@@ -199,16 +199,16 @@ TEST(linear_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(64, 100), TD_F32), *w = td_zeros(SHAPE(10, 784), TD_F32);
+        td_tensor *x = td_zeros(SHAPE(64, 100), TD_F32, NULL), *w = td_zeros(SHAPE(10, 784), TD_F32, NULL);
         CHECK_NULL(td_f_linear(x, w, NULL), "td_f_linear: x has the shape [64, 100], weight "
                                             "[10, 784]; the last size of x must be 784");
-        CHECK_NULL(td_f_linear(td_zeros(NULL, 0, TD_F32), w, NULL), "[10, 784]");
-        td_tensor *good = td_zeros(SHAPE(2, 784), TD_F32);
-        CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(11), TD_F32)), "bias has the shape [11]");
-        CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(10), TD_F64)), "f32 and f64");
-        CHECK_NULL(td_f_linear(good, td_zeros(SHAPE(784), TD_F32), NULL), "weight has the shape");
+        CHECK_NULL(td_f_linear(td_zeros(NULL, 0, TD_F32, NULL), w, NULL), "[10, 784]");
+        td_tensor *good = td_zeros(SHAPE(2, 784), TD_F32, NULL);
+        CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(11), TD_F32, NULL)), "bias has the shape [11]");
+        CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(10), TD_F64, NULL)), "f32 and f64");
+        CHECK_NULL(td_f_linear(good, td_zeros(SHAPE(784), TD_F32, NULL), NULL), "weight has the shape");
         CHECK(!td_f_linear(NULL, w, NULL) && !td_f_linear(x, NULL, NULL));
-        CHECK_EQ(td_tensor_numel(td_f_linear(td_zeros(SHAPE(0, 784), TD_F32), w, NULL)), 0);
+        CHECK_EQ(td_tensor_numel(td_f_linear(td_zeros(SHAPE(0, 784), TD_F32, NULL), w, NULL)), 0);
     }
 }
 
@@ -333,9 +333,9 @@ TEST(convolution_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(2, 3, 8, 8), TD_F32);
-        td_tensor *w = td_zeros(SHAPE(4, 3, 3, 3), TD_F32);
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 2, 3, 3), TD_F32), NULL, NULL),
+        td_tensor *x = td_zeros(SHAPE(2, 3, 8, 8), TD_F32, NULL);
+        td_tensor *w = td_zeros(SHAPE(4, 3, 3, 3), TD_F32, NULL);
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 2, 3, 3), TD_F32, NULL), NULL, NULL),
                    "td_f_conv2d: x has the shape [2, 3, 8, 8], weight [4, 2, 3, 3]");
         CHECK_NULL(td_f_conv2d(x, w, NULL, &(td_conv2d_options){.groups = 3}), "3 groups");
         CHECK_NULL(td_f_conv2d(x, w, NULL, &(td_conv2d_options){.groups = -1}), "-1 groups");
@@ -343,15 +343,15 @@ TEST(convolution_refuses)
         CHECK_NULL(td_f_conv2d(x, w, NULL, &(td_conv2d_options){.padding = {0, -2}}), "padding -2");
         CHECK_NULL(td_f_conv2d(x, w, NULL, &(td_conv2d_options){.padding = {INT64_MAX, 0}}),
                    "2^31");
-        CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(2, 3, 2, 8), TD_F32), w, NULL, NULL),
+        CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(2, 3, 2, 8), TD_F32, NULL), w, NULL, NULL),
                    "does not fit into an image of 2");
-        CHECK_NULL(td_f_conv2d(x, w, td_zeros(SHAPE(3), TD_F32), NULL), "bias has the shape [3]");
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3, 3), TD_F64), NULL, NULL), "f32 and f64");
-        CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(8, 8), TD_F32), w, NULL, NULL), "3 to 4 dimensions");
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3), TD_F32), NULL, NULL), "4 dimensions");
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 0, 3), TD_F32), NULL, NULL), "kernel 0");
+        CHECK_NULL(td_f_conv2d(x, w, td_zeros(SHAPE(3), TD_F32, NULL), NULL), "bias has the shape [3]");
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3, 3), TD_F64, NULL), NULL, NULL), "f32 and f64");
+        CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(8, 8), TD_F32, NULL), w, NULL, NULL), "3 to 4 dimensions");
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3), TD_F32, NULL), NULL, NULL), "4 dimensions");
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 0, 3), TD_F32, NULL), NULL, NULL), "kernel 0");
         CHECK(!td_f_conv2d(NULL, w, NULL, NULL) && !td_f_conv2d(x, NULL, NULL, NULL));
-        CHECK_EQ(td_tensor_numel(td_f_conv2d(td_zeros(SHAPE(0, 3, 8, 8), TD_F32), w, NULL, NULL)),
+        CHECK_EQ(td_tensor_numel(td_f_conv2d(td_zeros(SHAPE(0, 3, 8, 8), TD_F32, NULL), w, NULL, NULL)),
                  0);
     }
 }

@@ -35,7 +35,7 @@ TEST(of_nothing)
 {
     {
         TD_SCOPE;
-        td_tensor *none = td_zeros(SHAPE(2, 0), TD_F64);
+        td_tensor *none = td_zeros(SHAPE(2, 0), TD_F64, NULL);
         CHECK_TENSOR(td_sum(none), TD_F64, NO_DIMS, 0);
         CHECK_TENSOR(td_prod(none), TD_F64, NO_DIMS, 1);
         CHECK_TENSOR(td_mean(none), TD_F64, NO_DIMS, NAN);
@@ -58,7 +58,7 @@ TEST(along_dimensions)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_reshape(td_arange(0, 12, 1, TD_F64), SHAPE(2, 3, 2));
+        td_tensor *x = td_reshape(td_arange(0, 12, 1, TD_F64, NULL), SHAPE(2, 3, 2));
         CHECK_TENSOR(td_sum_dims(x, (int[]){0}, 1, false), TD_F64, SHAPE(3, 2), 6, 8, 10, 12, 14,
                      16);
         CHECK_TENSOR(td_sum_dims(x, (int[]){-1}, 1, true), TD_F64, SHAPE(2, 3, 1), 1, 5, 9, 13, 17,
@@ -102,7 +102,7 @@ TEST(whole_numbers_add_up_in_i64)
 {
     {
         TD_SCOPE;
-        td_tensor *bytes = td_full(SHAPE(300), 200, TD_U8), *flags = td_ones(SHAPE(1000), TD_BOOL);
+        td_tensor *bytes = td_full(SHAPE(300), 200, TD_U8, NULL), *flags = td_ones(SHAPE(1000), TD_BOOL, NULL);
         CHECK_TENSOR(td_sum(bytes), TD_I64, NO_DIMS, 60000);
         CHECK_TENSOR(td_sum(flags), TD_I64, NO_DIMS, 1000);
         CHECK_TENSOR(td_sum_dims(td_reshape(flags, SHAPE(2, 500)), (int[]){1}, 1, false), TD_I64,
@@ -116,7 +116,7 @@ TEST(whole_numbers_add_up_in_i64)
         CHECK_NULL(td_norm(bytes), "td_norm: it needs floating-point elements, not u8");
         CHECK_NULL(td_var_dims(bytes, (int[]){0}, 1, 0, false),
                    "td_var_dims: it needs floating-point");
-        CHECK_NULL(td_max(td_zeros(SHAPE(2), TD_COMPLEX64)),
+        CHECK_NULL(td_max(td_zeros(SHAPE(2), TD_COMPLEX64, NULL)),
                    "td_max: it is not defined for complex64");
     }
 }
@@ -125,7 +125,7 @@ TEST(halves_do_not_run_over)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_full(SHAPE(64), 300, TD_F16);
+        td_tensor *x = td_full(SHAPE(64), 300, TD_F16, NULL);
         CHECK_TENSOR(td_norm(x), TD_F16, NO_DIMS, 2400);
         CHECK_TENSOR(td_mean(x), TD_F16, NO_DIMS, 300);
         CHECK_TENSOR(td_var_dims(MAKE(TD_F16, SHAPE(2), 500, -500), (int[]){0}, 1, 0, false),
@@ -260,7 +260,7 @@ TEST(indices_belong_to_the_graph)
 static td_tensor *of_a_number(td_tensor *const *x, const void *arg)
 {
     const int dim = *(const int *)arg;
-    td_tensor *index = td_zeros(NULL, 0, TD_I64);
+    td_tensor *index = td_zeros(NULL, 0, TD_I64, NULL);
     td_tensor *parts[] = {
         td_sum_dims(x[0], &dim, 1, false),
         td_sum_dims(x[0], &dim, 1, true),
@@ -275,7 +275,7 @@ static td_tensor *of_a_number(td_tensor *const *x, const void *arg)
         td_select(td_unsqueeze(x[0], dim), 0, 0),
         td_select(td_f_flatten(x[0], 0, dim), 0, 0),
         td_index_select(x[0], dim, index),
-        td_index_select(x[0], dim, td_zeros((int64_t[]){1}, 1, TD_I64)),
+        td_index_select(x[0], dim, td_zeros((int64_t[]){1}, 1, TD_I64, NULL)),
         td_take_along_dim(x[0], dim, index),
     };
     int count = sizeof parts / sizeof parts[0];
@@ -307,7 +307,7 @@ TEST(numbers_count_as_one_dimension)
         CHECK_NULL(td_f_flatten(x, 0, 1), "td_f_flatten: there is no dimension 1");
         CHECK_NULL(td_squeeze(x, 1), "td_squeeze: there is no dimension 1");
         CHECK_NULL(td_transpose(x, 0, 1), "td_transpose: there is no dimension 1");
-        CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(2), TD_I64)), "takes one index");
+        CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(2), TD_I64, NULL)), "takes one index");
         /* These need a dimension, in PyTorch too. */
         CHECK_NULL(td_select(x, 0, 0), "td_select: ");
         CHECK_NULL(td_narrow(x, 0, 0, 1), "td_narrow: ");

@@ -96,8 +96,8 @@ static td_tensor *activations(const char *name, td_tensor *const *x)
 
 static td_tensor *norms(const char *name, td_tensor *const *x)
 {
-    td_tensor *mean = td_full((int64_t[]){3}, 1, 0.25, TD_F32);
-    td_tensor *var = td_full((int64_t[]){3}, 1, 1.5, TD_F32);
+    td_tensor *mean = td_full((int64_t[]){3}, 1, 0.25, TD_F32, NULL);
+    td_tensor *var = td_full((int64_t[]){3}, 1, 1.5, TD_F32, NULL);
     if (!strcmp(name, "batch_norm"))
         return td_batch_norm(x[0], mean, var, x[1], x[2], true, 0.1, 1e-5);
     if (!strcmp(name, "batch_norm_eval"))
@@ -144,7 +144,7 @@ static td_tensor *losses(const char *name, td_tensor *const *x)
                : name[0] == 'l' ? td_l1_loss_with(x[0], x[1], &options)
                                 : td_bce_with_logits_with(x[0], x[1], &options);
     }
-    options.weight = td_from_blob((void *)recorded_weight, (int64_t[]){5}, 1, NULL, TD_F32, NULL,
+    options.weight = td_from_blob((void *)recorded_weight, (int64_t[]){5}, 1, NULL, TD_F32, NULL, NULL,
                                   NULL);
     if (!strncmp(name, "nll_", 4))
         return td_nll_loss_with(x[0], x[1], &options);
@@ -175,7 +175,7 @@ static td_tensor *call(const char *name, td_tensor *const *x)
 static td_tensor *make(const struct recorded_tensor *recorded)
 {
     td_tensor *tensor = td_empty(recorded->shape, recorded->ndim,
-                                 recorded->is_index ? TD_I64 : TD_F32);
+                                 recorded->is_index ? TD_I64 : TD_F32, NULL);
     CHECK(tensor);
     const float *from = recorded_numbers + recorded->start;
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)

@@ -31,7 +31,7 @@ TEST(gradients_through_changed_views)
 /* Memory of the caller's with gaps between its rows. */
 static td_tensor *with_gaps(td_tensor *const *x, const void *memory)
 {
-    td_tensor *base = td_from_blob((void *)memory, (int64_t[]){3, 2}, 2, (int64_t[]){5, 2}, TD_F64,
+    td_tensor *base = td_from_blob((void *)memory, (int64_t[]){3, 2}, 2, (int64_t[]){5, 2}, TD_F64, NULL,
                                    NULL, NULL);
     CHECK_OK(td_zero_(base));
     CHECK_OK(td_add_(td_select(base, 1, 1), td_square(x[0])));
@@ -137,7 +137,7 @@ TEST(views_of_leaves_do_not_change_while_recording)
 {
     {
         TD_SCOPE;
-        td_tensor *w = td_ones(SHAPE(2, 2), TD_F64), *early = td_select(w, 0, 0);
+        td_tensor *w = td_ones(SHAPE(2, 2), TD_F64, NULL), *early = td_select(w, 0, 0);
         leaf(w);
         td_tensor *view = td_transpose(td_narrow(w, 0, 0, 1), 0, 1);
         CHECK_FAILS(td_add_scalar_(view, 1), TD_ERR_STATE,
@@ -162,7 +162,7 @@ TEST(a_view_as_a_leaf)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_ones(SHAPE(3), TD_F64), *v = leaf(td_narrow(x, 0, 0, 2));
+        td_tensor *x = td_ones(SHAPE(3), TD_F64, NULL), *v = leaf(td_narrow(x, 0, 0, 2));
         CHECK_FAILS(td_mul_scalar_(v, 2), TD_ERR_STATE, "a leaf of shape [2]");
         CHECK_FAILS(td_mul_scalar_(td_select(v, 0, 0), 2), TD_ERR_STATE, "is a view of a leaf");
         CHECK_OK(td_mul_scalar_(x, 2)); /* not recorded: no gradient is asked for */
@@ -178,7 +178,7 @@ TEST(what_is_expanded_is_refused)
         td_tensor *y = td_mul_scalar(leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), 2);
         td_tensor *wide = td_expand(y, SHAPE(3, 2));
         CHECK_FAILS(td_mul_scalar_(wide, 2), TD_ERR_INVALID, "share memory");
-        CHECK_FAILS(td_tensor_copy(wide, td_ones(SHAPE(3, 2), TD_F64)), TD_ERR_INVALID,
+        CHECK_FAILS(td_tensor_copy(wide, td_ones(SHAPE(3, 2), TD_F64, NULL)), TD_ERR_INVALID,
                     "share memory");
         CHECK_OK(td_mul_scalar_(td_select(wide, 0, 1), 2)); /* one of the rows is each of them */
         CHECK_TENSOR(wide, TD_F64, SHAPE(3, 2), 4, 8, 4, 8, 4, 8);
@@ -202,7 +202,7 @@ TEST(detached_tensors_go_their_own_way)
             "td_sum: the memory of its input of shape [3] was changed in place through a td_detach()");
         CHECK_NULL(td_sum(td_narrow(y, 0, 0, 2)), "td_narrow: the memory");
         CHECK_FAILS(td_add_scalar_(y, 1), TD_ERR_STATE, "td_add_scalar_: the memory");
-        CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64), y), TD_ERR_STATE, "td_mul_: the memory");
+        CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64, NULL), y), TD_ERR_STATE, "td_mul_: the memory");
 
         y = td_mul_scalar(w, 1);
         {

@@ -82,7 +82,7 @@ TEST(paths_are_those_of_pytorch)
         const struct recorded_path *path = &recorded_paths[i];
         td_manual_seed(1);
         td_tensor *parameter = leaf_of(
-            td_randn((const int64_t[]){37}, 1, path->wide ? TD_F64 : TD_F32));
+            td_randn((const int64_t[]){37}, 1, path->wide ? TD_F64 : TD_F32, NULL));
         td_optimizer *optimizer = make(path->name, &parameter, 1);
         CHECK(optimizer);
         for (int step = 0; step < 20; step++) {
@@ -110,8 +110,8 @@ TEST(other_layouts_and_dtypes)
     const char *names[] = {"sgd_nesterov", "adam_amsgrad"};
     for (int n = 0; n < 2; n++) {
         td_manual_seed(5);
-        td_tensor *plain = leaf_of(td_randn((const int64_t[]){6, 5}, 2, TD_F32));
-        td_tensor *base = td_empty((const int64_t[]){5, 12}, 2, TD_F32), *turned = NULL;
+        td_tensor *plain = leaf_of(td_randn((const int64_t[]){6, 5}, 2, TD_F32, NULL));
+        td_tensor *base = td_empty((const int64_t[]){5, 12}, 2, TD_F32, NULL), *turned = NULL;
         {
             TD_SCOPE;
             turned = td_tensor_retain(td_slice(td_transpose(base, 0, 1), 0, 0, 12, 2));
@@ -154,10 +154,10 @@ TEST(other_layouts_and_dtypes)
 
 TEST(parameters_without_gradient_are_passed_over)
 {
-    td_tensor *with = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
-    td_tensor *without = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
-    td_tensor *frozen = td_ones((const int64_t[]){2}, 1, TD_F32);
-    td_tensor *empty = leaf_of(td_ones((const int64_t[]){0}, 1, TD_F32));
+    td_tensor *with = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32, NULL));
+    td_tensor *without = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32, NULL));
+    td_tensor *frozen = td_ones((const int64_t[]){2}, 1, TD_F32, NULL);
+    td_tensor *empty = leaf_of(td_ones((const int64_t[]){0}, 1, TD_F32, NULL));
     td_optimizer *sgd = td_sgd_of((td_tensor *[]){with, without, frozen, empty}, 4,
                                   &(td_sgd_options){.lr = 1, .momentum = 0.5});
     set_grad(with);
@@ -185,12 +185,12 @@ TEST(parameters_that_do_not_require_grad_are_stepped)
 {
     {
         TD_SCOPE;
-        td_tensor *p[] = {leaf_of(td_ones((int64_t[]){2}, 1, TD_F32)),
-                          td_ones((int64_t[]){2}, 1, TD_F32)};
+        td_tensor *p[] = {leaf_of(td_ones((int64_t[]){2}, 1, TD_F32, NULL)),
+                          td_ones((int64_t[]){2}, 1, TD_F32, NULL)};
         td_optimizer *sgd = td_sgd_of(p, 2, &(td_sgd_options){.lr = 0.5});
         CHECK_OK(td_backward(td_sum(td_square(p[0]))));
         CHECK_OK(td_tensor_set_requires_grad(p[0], false));
-        CHECK_OK(td_tensor_set_grad(p[1], td_ones((int64_t[]){2}, 1, TD_F32)));
+        CHECK_OK(td_tensor_set_grad(p[1], td_ones((int64_t[]){2}, 1, TD_F32, NULL)));
         CHECK_OK(td_optimizer_step(sgd));
         CHECK(((float *)td_tensor_data(p[0]))[0] == 0);
         CHECK(((float *)td_tensor_data(p[1]))[1] == 0.5f);
@@ -203,8 +203,8 @@ TEST(parameters_that_do_not_require_grad_are_stepped)
 
 TEST(a_step_counts_as_a_change)
 {
-    td_tensor *w = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
-    td_tensor *x = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
+    td_tensor *w = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32, NULL));
+    td_tensor *x = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32, NULL));
     td_optimizer *sgd = td_sgd_of(&w, 1, &(td_sgd_options){.lr = 1});
     {
         TD_SCOPE;
@@ -224,7 +224,7 @@ TEST(groups_have_numbers_of_their_own)
 {
     td_tensor *p[3];
     for (int i = 0; i < 3; i++)
-        p[i] = leaf_of(td_ones((const int64_t[]){1}, 1, TD_F64));
+        p[i] = leaf_of(td_ones((const int64_t[]){1}, 1, TD_F64, NULL));
     td_optimizer *sgd = td_sgd_of(p, 1, &(td_sgd_options){.lr = 0.1, .weight_decay = 0.5});
     CHECK_OK(td_optimizer_add_group(sgd, p + 1, 1, &(td_parameter_group){.lr = 0.2}));
     CHECK_OK(td_optimizer_add_group(sgd, p + 2, 1, &(td_parameter_group){.weight_decay = TD_ZERO}));
@@ -234,7 +234,7 @@ TEST(groups_have_numbers_of_their_own)
     {
         TD_SCOPE;
         for (int i = 0; i < 3; i++)
-            CHECK_OK(td_tensor_set_grad(p[i], td_zeros((const int64_t[]){1}, 1, TD_F64)));
+            CHECK_OK(td_tensor_set_grad(p[i], td_zeros((const int64_t[]){1}, 1, TD_F64, NULL)));
     }
     CHECK_OK(td_optimizer_step(sgd));
     double want[] = {1 - 0.1 * 0.5, 1 - 0.2 * 0.5, 1};
@@ -262,8 +262,8 @@ TEST(groups_have_numbers_of_their_own)
 
 TEST(optimizers_refuse)
 {
-    td_tensor *p = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
-    td_tensor *integers = td_ones((const int64_t[]){2}, 1, TD_I32), *result = td_mul_scalar(p, 2);
+    td_tensor *p = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32, NULL));
+    td_tensor *integers = td_ones((const int64_t[]){2}, 1, TD_I32, NULL), *result = td_mul_scalar(p, 2);
     td_module *net = td_linear(2, 2);
     CHECK_NO(td_sgd(net, NULL), "no learning rate");
     CHECK_NO(td_sgd(net, &(td_sgd_options){.momentum = 0.5}), "no learning rate");
@@ -304,8 +304,8 @@ static void train(td_module *net, td_optimizer *optimizer, td_schedule *schedule
     for (int step = from; step < to; step++) {
         TD_SCOPE;
         td_manual_seed((uint64_t)step);
-        td_tensor *x = td_randn((const int64_t[]){8, 4}, 2, TD_F32);
-        td_tensor *target = td_randint(0, 3, (const int64_t[]){8}, 1, TD_I64);
+        td_tensor *x = td_randn((const int64_t[]){8, 4}, 2, TD_F32, NULL);
+        td_tensor *target = td_randint(0, 3, (const int64_t[]){8}, 1, TD_I64, NULL);
         CHECK_OK(td_optimizer_zero_grad(optimizer));
         CHECK_OK(td_backward(td_cross_entropy(td_forward(net, x), target)));
         CHECK_OK(td_optimizer_step(optimizer));
@@ -437,8 +437,8 @@ TEST(states_that_do_not_fit)
     td_state *good = td_optimizer_state(adam);
     {
         TD_SCOPE;
-        td_tensor *wrong = td_zeros((const int64_t[]){7}, 1, TD_F32);
-        td_tensor *many = td_zeros(NULL, 0, TD_I64), *negative = td_full(NULL, 0, -1, TD_F64);
+        td_tensor *wrong = td_zeros((const int64_t[]){7}, 1, TD_F32, NULL);
+        td_tensor *many = td_zeros(NULL, 0, TD_I64, NULL), *negative = td_full(NULL, 0, -1, TD_F64, NULL);
         const struct {
             const char *name;
             td_tensor *instead;
@@ -482,9 +482,9 @@ TEST(clipping_is_that_of_pytorch)
     for (size_t i = 0; i < sizeof recorded_clips / sizeof recorded_clips[0]; i++) {
         const struct recorded_clip *clip = &recorded_clips[i];
         td_manual_seed(1);
-        td_tensor *p[] = {leaf_of(td_zeros((const int64_t[]){5}, 1, TD_F32)),
-                          leaf_of(td_zeros((const int64_t[]){30}, 1, TD_F32)),
-                          leaf_of(td_zeros((const int64_t[]){3}, 1, TD_F32))}; /* no gradient */
+        td_tensor *p[] = {leaf_of(td_zeros((const int64_t[]){5}, 1, TD_F32, NULL)),
+                          leaf_of(td_zeros((const int64_t[]){30}, 1, TD_F32, NULL)),
+                          leaf_of(td_zeros((const int64_t[]){3}, 1, TD_F32, NULL))}; /* no gradient */
         set_grad(p[0]);
         set_grad(p[1]);
         double norm = 0;
@@ -501,7 +501,7 @@ TEST(clipping_is_that_of_pytorch)
 
 TEST(clipping_of_what_is_not_finite)
 {
-    td_tensor *p = leaf_of(td_zeros((const int64_t[]){3}, 1, TD_F32));
+    td_tensor *p = leaf_of(td_zeros((const int64_t[]){3}, 1, TD_F32, NULL));
     const double types[] = {2, INFINITY, 1};
     const float bad[] = {NAN, INFINITY};
     for (int t = 0; t < 3; t++)
@@ -592,7 +592,7 @@ TEST(reserved_members_of_tables_must_be_zero)
                 TD_ERR_INVALID, "td_sampler_set_position: reserved[0] is not zero");
     td_sampler_release(sampler);
     td_function function = {.name = "f", .backward = no_backward};
-    td_tensor *x = td_ones(NULL, 0, TD_F32);
+    td_tensor *x = td_ones(NULL, 0, TD_F32, NULL);
     CHECK(!td_record(&function, x, &(td_node_spec){.reserved = {&set}}));
     CHECK_CONTAINS(td_last_error(), "td_record: reserved[0] is not zero");
     function.reserved[2] = &set;

@@ -23,7 +23,7 @@ static td_tensor *mean_loss(const td_tensor_list *outputs, const td_tensor_list 
 static td_tensor *numbers(int samples, int seed)
 {
     td_generator *generator = td_generator_create((uint64_t)seed);
-    td_tensor *x = td_empty(TD_SHAPE(samples, WIDTH), TD_F32);
+    td_tensor *x = td_empty(TD_SHAPE(samples, WIDTH), TD_F32, NULL);
     CHECK_OK(td_normal_(x, 0, 1, generator));
     td_generator_destroy(generator);
     return x;
@@ -230,7 +230,7 @@ static td_tensor *counted_forward(td_module *module, td_tensor *const *inputs, i
         ones[i] = 1;
     live++;
     most_live = live > most_live ? live : most_live;
-    return td_mul(y, td_from_blob(ones, td_tensor_shape(y), td_tensor_ndim(y), NULL, TD_F32,
+    return td_mul(y, td_from_blob(ones, td_tensor_shape(y), td_tensor_ndim(y), NULL, TD_F32, NULL,
                                   count_freed, NULL));
 }
 

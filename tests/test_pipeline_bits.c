@@ -31,8 +31,8 @@ static td_tensor *mean_loss(const td_tensor_list *outputs, const td_tensor_list 
 static void make_batch(int step, int samples, td_tensor **x, td_tensor **y)
 {
     td_generator *generator = td_generator_create((uint64_t)(1000 + step));
-    *x = td_empty(TD_SHAPE(samples, width), TD_F32);
-    *y = td_empty(TD_SHAPE(samples), TD_I64);
+    *x = td_empty(TD_SHAPE(samples, width), TD_F32, NULL);
+    *y = td_empty(TD_SHAPE(samples), TD_I64, NULL);
     CHECK_OK(td_normal_(*x, 0, 1, generator));
     CHECK_OK(td_random_range_(*y, 0, CLASSES, generator));
     td_generator_destroy(generator);

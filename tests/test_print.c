@@ -33,7 +33,7 @@ static void set_imaginary(td_tensor *tensor, int64_t i, double value)
 
 static td_tensor *tensor_of(const struct print_case *c)
 {
-    td_tensor *tensor = td_zeros(c->shape, c->ndim, c->dtype);
+    td_tensor *tensor = td_zeros(c->shape, c->ndim, c->dtype, NULL);
     CHECK(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++) {
         double value = c->values[i % c->count] + (double)i * c->step;
@@ -60,7 +60,7 @@ TEST(as_pytorch_prints)
 TEST(views)
 {
     float data[] = {1, 2, 3, 4, 5, 6};
-    td_tensor *x = td_from_blob(data, (int64_t[]){2, 3}, 2, NULL, TD_F32, NULL, NULL);
+    td_tensor *x = td_from_blob(data, (int64_t[]){2, 3}, 2, NULL, TD_F32, NULL, NULL, NULL);
     td_tensor *turned = td_transpose(x, 0, 1);
     td_bytes text = td_tensor_text(turned);
     CHECK_STR(text.data, "tensor([[1., 4.],\n        [2., 5.],\n        [3., 6.]])");
@@ -72,7 +72,7 @@ TEST(views)
 TEST(integers_that_pytorch_has_not)
 {
     uint64_t data[] = {UINT64_MAX, 1};
-    td_tensor *x = td_from_blob(data, (int64_t[]){2}, 1, NULL, TD_U64, NULL, NULL);
+    td_tensor *x = td_from_blob(data, (int64_t[]){2}, 1, NULL, TD_U64, NULL, NULL, NULL);
     td_bytes text = td_tensor_text(x);
     CHECK_STR(text.data, "tensor([18446744073709551615,                    1], dtype=u64)");
     td_bytes_free(&text);
@@ -85,7 +85,7 @@ TEST(print_to_a_stream)
     size_t size = 0;
     FILE *stream = open_memstream(&text, &size);
     CHECK(stream);
-    td_tensor *x = td_full((int64_t[]){2}, 1, 1, TD_I32);
+    td_tensor *x = td_full((int64_t[]){2}, 1, 1, TD_I32, NULL);
     CHECK_OK(td_tensor_print(x, stream));
     fclose(stream);
     CHECK_STR(text, "tensor([1, 1], dtype=i32)\n");

@@ -50,7 +50,7 @@ static uint32_t crc32_of(const void *data, size_t size)
 
 static td_tensor *make(const struct recorded_case *recorded, const int64_t *shape)
 {
-    td_tensor *whole = td_zeros(shape, 3, recorded->dtype), *part = NULL, *view = NULL;
+    td_tensor *whole = td_zeros(shape, 3, recorded->dtype, NULL), *part = NULL, *view = NULL;
     switch (recorded->layout) {
     case CONTIGUOUS:
         return whole;
@@ -73,10 +73,10 @@ static td_tensor *draw(const struct recorded_case *recorded)
 {
     const int64_t *shape = recorded->shape;
     if (recorded->kind == RANDPERM)
-        return td_randperm(shape[0], recorded->dtype);
+        return td_randperm(shape[0], recorded->dtype, NULL);
     if (recorded->kind == DROPOUT || recorded->kind == DROPOUT2D) {
         int64_t n = shape[0] * shape[1];
-        td_tensor *mask = td_empty(&n, 1, TD_BOOL);
+        td_tensor *mask = td_empty(&n, 1, TD_BOOL, NULL);
         td__dropout_mask(NULL, td_tensor_data(mask), n, recorded->a);
         return mask;
     }
@@ -142,8 +142,8 @@ TEST(recorded_states)
         unsigned char state[TD_GENERATOR_STATE_SIZE];
         td_generator *generator = td_generator_create(99), *other = td_generator_create(1);
         CHECK_EQ(td_generator_initial_seed(generator), 99);
-        td_tensor *uniform = td_empty(&recorded->draws, 1, TD_F32);
-        td_tensor *normal = td_empty(&recorded->normals, 1, TD_F32);
+        td_tensor *uniform = td_empty(&recorded->draws, 1, TD_F32, NULL);
+        td_tensor *normal = td_empty(&recorded->normals, 1, TD_F32, NULL);
         CHECK_OK(td_uniform_(uniform, 0, 1, generator));
         CHECK_OK(td_normal_(normal, 0, 1, generator));
 
@@ -156,8 +156,8 @@ TEST(recorded_states)
 
         /* The number that waits is a part of the state. */
         double a, b;
-        td_tensor *one = td_from_blob(&a, NULL, 0, NULL, TD_F64, NULL, NULL);
-        td_tensor *two = td_from_blob(&b, NULL, 0, NULL, TD_F64, NULL, NULL);
+        td_tensor *one = td_from_blob(&a, NULL, 0, NULL, TD_F64, NULL, NULL, NULL);
+        td_tensor *two = td_from_blob(&b, NULL, 0, NULL, TD_F64, NULL, NULL, NULL);
         CHECK_OK(td_normal_(one, 0, 1, generator));
         CHECK_OK(td_normal_(two, 0, 1, other));
         CHECK_MEM(&a, &b, sizeof a);
@@ -235,7 +235,7 @@ TEST(wrong_states)
 /* The halves are the numbers of f32, rounded. */
 static void check_half_normals(td_dtype dtype, int64_t n)
 {
-    td_tensor *half = td_empty(&n, 1, dtype), *full = td_empty(&n, 1, TD_F32);
+    td_tensor *half = td_empty(&n, 1, dtype, NULL), *full = td_empty(&n, 1, TD_F32, NULL);
     td_manual_seed(3);
     CHECK_OK(td_normal_(half, 1, 2, NULL));
     td_manual_seed(3);
@@ -260,7 +260,7 @@ TEST(normal_halves)
 TEST(moments)
 {
     int64_t n = 200000;
-    td_tensor *x = td_randn(&n, 1, TD_F32);
+    td_tensor *x = td_randn(&n, 1, TD_F32, NULL);
     const float *data = td_tensor_data(x);
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -271,7 +271,7 @@ TEST(moments)
     CHECK(fabs(squares / (double)n - 1) < 0.02);
     td_tensor_release(x);
 
-    x = td_rand(&n, 1, TD_F64);
+    x = td_rand(&n, 1, TD_F64, NULL);
     const double *numbers = td_tensor_data(x);
     sum = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -281,7 +281,7 @@ TEST(moments)
     CHECK(fabs(sum / (double)n - 0.5) < 0.01);
     td_tensor_release(x);
 
-    x = td_randint(-3, 4, &n, 1, TD_I8);
+    x = td_randint(-3, 4, &n, 1, TD_I8, NULL);
     int64_t counts[7] = {0};
     for (int64_t i = 0; i < n; i++)
         counts[((int8_t *)td_tensor_data(x))[i] + 3]++;
@@ -293,7 +293,7 @@ TEST(moments)
 TEST(unsigned_integers_of_all_bits)
 {
     uint64_t wide[500], all = 0, any = UINT64_MAX;
-    td_tensor *x = td_from_blob(wide, (int64_t[]){500}, 1, NULL, TD_U64, NULL, NULL);
+    td_tensor *x = td_from_blob(wide, (int64_t[]){500}, 1, NULL, TD_U64, NULL, NULL, NULL);
     CHECK_OK(td_random_(x, NULL));
     for (int i = 0; i < 500; i++) {
         all |= wide[i];
@@ -311,8 +311,8 @@ TEST(no_elements_draw_nothing)
     td_manual_seed(1);
     uint64_t first = td__generator_seed(NULL);
     td_manual_seed(1);
-    td_tensor *x = td_rand(none, 2, TD_F32), *y = td_randn(none, 2, TD_F64);
-    td_tensor *z = td_randint(0, 2, none, 2, TD_BOOL), *p = td_randperm(0, TD_F32);
+    td_tensor *x = td_rand(none, 2, TD_F32, NULL), *y = td_randn(none, 2, TD_F64, NULL);
+    td_tensor *z = td_randint(0, 2, none, 2, TD_BOOL, NULL), *p = td_randperm(0, TD_F32, NULL);
     CHECK(x && y && z && p && td_tensor_numel(p) == 0);
     CHECK_EQ(td__generator_seed(NULL), first);
     td_tensor_release(x);
@@ -325,9 +325,9 @@ TEST(refusals)
 {
     int64_t n = 4;
     float numbers[4];
-    td_tensor *f32 = td_zeros(&n, 1, TD_F32), *i32 = td_zeros(&n, 1, TD_I32);
-    td_tensor *c64 = td_zeros(&n, 1, TD_COMPLEX64), *u8 = td_zeros(&n, 1, TD_U8);
-    td_tensor *same = td_from_blob(numbers, &n, 1, (int64_t[]){0}, TD_F32, NULL, NULL);
+    td_tensor *f32 = td_zeros(&n, 1, TD_F32, NULL), *i32 = td_zeros(&n, 1, TD_I32, NULL);
+    td_tensor *c64 = td_zeros(&n, 1, TD_COMPLEX64, NULL), *u8 = td_zeros(&n, 1, TD_U8, NULL);
+    td_tensor *same = td_from_blob(numbers, &n, 1, (int64_t[]){0}, TD_F32, NULL, NULL, NULL);
     td_manual_seed(1);
     uint64_t first = td__generator_seed(NULL);
     td_manual_seed(1);
@@ -350,16 +350,16 @@ TEST(refusals)
     CHECK_FAILS(td_random_range_(f32, 0, 1 << 26, NULL), TD_ERR_INVALID, "f32 holds");
     CHECK_FAILS(td_uniform_(same, 0, 1, NULL), TD_ERR_INVALID, "share memory");
     CHECK_FAILS(td_random_(same, NULL), TD_ERR_INVALID, "share memory");
-    CHECK(!td_rand(&n, 1, TD_I64));
+    CHECK(!td_rand(&n, 1, TD_I64, NULL));
     CHECK_CONTAINS(td_last_error(), "td_rand: the dtype is i64");
-    CHECK(!td_randn(&n, 1, (td_dtype)99));
-    CHECK(!td_randint(0, 300, &n, 1, TD_U8));
+    CHECK(!td_randn(&n, 1, (td_dtype)99, NULL));
+    CHECK(!td_randint(0, 300, &n, 1, TD_U8, NULL));
     CHECK_CONTAINS(td_last_error(), "td_randint: u8 holds");
-    CHECK(!td_randint(0, 300, &n, 1, (td_dtype)99));
-    CHECK(!td_randperm(-1, TD_I64));
+    CHECK(!td_randint(0, 300, &n, 1, (td_dtype)99, NULL));
+    CHECK(!td_randperm(-1, TD_I64, NULL));
     CHECK_CONTAINS(td_last_error(), "n is -1");
-    CHECK(!td_randperm(300, TD_U8));
-    CHECK(!td_randperm(INT64_MAX, TD_I64));
+    CHECK(!td_randperm(300, TD_U8, NULL));
+    CHECK(!td_randperm(INT64_MAX, TD_I64, NULL));
     CHECK_OK(td_random_range_(u8, 0, 256, NULL));
     td_manual_seed(1);
     CHECK_EQ(td__generator_seed(NULL), first);
@@ -375,7 +375,7 @@ TEST(filling_counts_as_a_change)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_rand((int64_t[]){4, 8}, 2, TD_F32), *view = td_transpose(x, 0, 1);
+        td_tensor *x = td_rand((int64_t[]){4, 8}, 2, TD_F32, NULL), *view = td_transpose(x, 0, 1);
         unsigned before = x->storage->version;
         CHECK_OK(td_uniform_(x, 0, 1, NULL));
         CHECK(x->storage->version > before);
@@ -387,7 +387,7 @@ TEST(filling_counts_as_a_change)
         CHECK(x->storage->version > before);
         before = x->storage->version;
         CHECK(td_uniform_(x, 1, 0, NULL) != TD_OK && x->storage->version == before);
-        CHECK(td_randn(NULL, 0, TD_F64) && td_randperm(5, TD_I32));
+        CHECK(td_randn(NULL, 0, TD_F64, NULL) && td_randperm(5, TD_I32, NULL));
     }
 }
 

@@ -29,7 +29,7 @@ TEST(linspace_has_the_bits_of_pytorch)
         {
             TD_SCOPE;
             check("td_linspace",
-                  td_linspace(recorded->start, recorded->other, recorded->count, recorded->dtype),
+                  td_linspace(recorded->start, recorded->other, recorded->count, recorded->dtype, NULL),
                   recorded);
         }
     }
@@ -46,7 +46,7 @@ TEST(arange_has_the_bits_of_pytorch)
             TD_SCOPE;
             check("td_arange",
                   td_arange(recorded->start, recorded->start + recorded->other * steps,
-                            recorded->other, recorded->dtype),
+                            recorded->other, recorded->dtype, NULL),
                   recorded);
         }
     }
@@ -57,21 +57,21 @@ TEST(integers_are_made_of_whole_numbers)
 {
     {
         TD_SCOPE;
-        CHECK_TENSOR(td_arange(0.5, 3.9, 1, TD_I64), TD_I64, SHAPE(3), 0, 1, 2);
-        CHECK_TENSOR(td_arange(0.5, 3.9, 1, TD_I32), TD_I32, SHAPE(4), 0, 1, 2, 3);
-        CHECK_TENSOR(td_arange(0.5, 4.2, 1.5, TD_I64), TD_I64, SHAPE(4), 0, 1, 2, 3);
-        CHECK_TENSOR(td_arange(0.5, 4.2, 1.5, TD_I32), TD_I32, SHAPE(3), 0, 1, 2);
-        CHECK_TENSOR(td_arange(5, 0.5, -1.9, TD_I64), TD_I64, SHAPE(5), 5, 4, 3, 2, 1);
-        CHECK_TENSOR(td_arange(5, 0.5, -1.9, TD_I32), TD_I32, SHAPE(3), 5, 4, 3);
-        CHECK_EQ(td_tensor_numel(td_arange(3, 3, 1, TD_I64)), 0);
-        CHECK_NULL(td_arange(0, 3, 0.5, TD_I64), "a step of 0 does not lead from 0 to 3");
-        CHECK_NULL(td_arange(0, 3, 0.5, TD_U8), "in whole numbers");
-        CHECK_NULL(td_arange(0, -1, 1, TD_F32), "a step of 1 does not lead from 0 to -1");
-        CHECK_NULL(td_arange(0, 300, 1, TD_U8), "td_arange: ");
-        CHECK_TENSOR(td_arange(0x1p63, 0x1p63 + 4096, 2048, TD_U64), TD_U64, SHAPE(2), 0x1p63,
+        CHECK_TENSOR(td_arange(0.5, 3.9, 1, TD_I64, NULL), TD_I64, SHAPE(3), 0, 1, 2);
+        CHECK_TENSOR(td_arange(0.5, 3.9, 1, TD_I32, NULL), TD_I32, SHAPE(4), 0, 1, 2, 3);
+        CHECK_TENSOR(td_arange(0.5, 4.2, 1.5, TD_I64, NULL), TD_I64, SHAPE(4), 0, 1, 2, 3);
+        CHECK_TENSOR(td_arange(0.5, 4.2, 1.5, TD_I32, NULL), TD_I32, SHAPE(3), 0, 1, 2);
+        CHECK_TENSOR(td_arange(5, 0.5, -1.9, TD_I64, NULL), TD_I64, SHAPE(5), 5, 4, 3, 2, 1);
+        CHECK_TENSOR(td_arange(5, 0.5, -1.9, TD_I32, NULL), TD_I32, SHAPE(3), 5, 4, 3);
+        CHECK_EQ(td_tensor_numel(td_arange(3, 3, 1, TD_I64, NULL)), 0);
+        CHECK_NULL(td_arange(0, 3, 0.5, TD_I64, NULL), "a step of 0 does not lead from 0 to 3");
+        CHECK_NULL(td_arange(0, 3, 0.5, TD_U8, NULL), "in whole numbers");
+        CHECK_NULL(td_arange(0, -1, 1, TD_F32, NULL), "a step of 1 does not lead from 0 to -1");
+        CHECK_NULL(td_arange(0, 300, 1, TD_U8, NULL), "td_arange: ");
+        CHECK_TENSOR(td_arange(0x1p63, 0x1p63 + 4096, 2048, TD_U64, NULL), TD_U64, SHAPE(2), 0x1p63,
                      0x1p63 + 2048);
-        CHECK_TENSOR(td_linspace(0.9, 10.9, 4, TD_I32), TD_I32, SHAPE(4), 0, 3, 6, 10);
-        CHECK_TENSOR(td_linspace(3, 8, 1, TD_F16), TD_F16, SHAPE(1), 3);
-        CHECK_EQ(td_tensor_numel(td_linspace(0, 1, 0, TD_F32)), 0);
+        CHECK_TENSOR(td_linspace(0.9, 10.9, 4, TD_I32, NULL), TD_I32, SHAPE(4), 0, 3, 6, 10);
+        CHECK_TENSOR(td_linspace(3, 8, 1, TD_F16, NULL), TD_F16, SHAPE(1), 3);
+        CHECK_EQ(td_tensor_numel(td_linspace(0, 1, 0, TD_F32, NULL)), 0);
     }
 }

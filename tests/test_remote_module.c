@@ -92,7 +92,7 @@ static void begin(void)
 static td_tensor *numbers(int seed)
 {
     td_manual_seed((uint64_t)seed);
-    return td_randn(TD_SHAPE(BATCH, WIDTH), TD_F32);
+    return td_randn(TD_SHAPE(BATCH, WIDTH), TD_F32, NULL);
 }
 
 static void check_same(td_tensor *a, td_tensor *b)
@@ -112,7 +112,7 @@ static td_module *head(void)
 
 static td_tensor *loss_of(td_module *model, int step)
 {
-    td_tensor *x = numbers(100 + step), *y = td_randint(0, CLASSES, TD_SHAPE(BATCH), TD_I64);
+    td_tensor *x = numbers(100 + step), *y = td_randint(0, CLASSES, TD_SHAPE(BATCH), TD_I64, NULL);
     return td_cross_entropy(td_forward(model, x), y);
 }
 
@@ -199,7 +199,7 @@ RANKS(modes_inputs_results_and_text, .ranks = 2)
         td_module *attention = td_remote_module("w1", "make_attention", TD_NO_ARGS, NULL);
         td_manual_seed(3);
         td_module *here = td_multihead_attention(WIDTH, 2);
-        td_tensor *mask = td_full(TD_SHAPE(BATCH, BATCH), -1, TD_F32);
+        td_tensor *mask = td_full(TD_SHAPE(BATCH, BATCH), -1, TD_F32, NULL);
         td_tensor_list inputs = {.count = 2, .at = {mask, x}, .names = {"mask", NULL}}, results;
         CHECK_OK(td_forward_list(attention, &inputs, &results));
         check_same(results.at[0], td_forward_with(here, TD_TENSORS(x, mask)));
@@ -278,7 +278,7 @@ RANKS(a_remote_module_is_sent_as_a_reference, .ranks = 3)
         /* It is no copy: what is loaded there is seen through all handles. */
         td_value *state = td_rref_sync(rref, "state", TD_NO_ARGS, NULL);
         td_value *zeros = td_value_set(td_value_map(), "0.weight",
-                                       td_value_of(td_zeros(TD_SHAPE(WIDTH, WIDTH), TD_F32)));
+                                       td_value_of(td_zeros(TD_SHAPE(WIDTH, WIDTH), TD_F32, NULL)));
         zeros = td_value_set(zeros, "0.bias", td_value_get(state, "0.bias"));
         CHECK(td_rref_sync(rref, "load_state", TD_ARGS(zeros), NULL));
         td_value *y = td_rpc_sync("w2", "use", TD_ARGS(model, x), NULL);
@@ -324,7 +324,7 @@ RANKS(what_needs_the_tensors_is_refused, .ranks = 2)
         CHECK(!td_remote_module("nobody", "make_stage", TD_ARGS(0), NULL));
         CHECK_CONTAINS(td_last_error(), "nobody");
         /* An input that does not fit. */
-        CHECK(!td_forward(model, td_zeros(TD_SHAPE(2, 3), TD_F32)));
+        CHECK(!td_forward(model, td_zeros(TD_SHAPE(2, 3), TD_F32, NULL)));
         CHECK_CONTAINS(td_last_error(), "w1");
         td_module_destroy(model);
     }

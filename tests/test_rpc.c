@@ -112,7 +112,7 @@ RANKS(tls, .ranks = 4, .arg = &mixed)
     rpc_begin(NULL);
     for (int i = 0; i < 4 * 20; i++)
         CHECK_EQ(rpc_int(rpc_name(i % 4), "add", TD_ARGS(i, 1)), i + 1);
-    td_tensor *x = td_full(TD_SHAPE(300000), 3, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(300000), 3, TD_F32, NULL);
     td_value *back = td_rpc_sync(rpc_name((td_test_rank() + 2) % 4), "echo", TD_ARGS(x), NULL);
     CHECK(back);
     CHECK_MEM(td_tensor_data(td_value_tensor(back)), td_tensor_data(x), 300000 * 4);
@@ -150,9 +150,9 @@ ALL_WAYS(results_of_all_kinds, .ranks = 4)
         check_echo(to, TD_NO_ARGS);
         check_echo(to, TD_ARGS(1, "two", TD_ARGS(3.5)));
         check_echo(to, td_value_set(td_value_map(), "key", TD_ARGS(1, 2)));
-        check_echo(to, td_value_of(td_full(TD_SHAPE(2, 3), 7, TD_F64)));
-        check_echo(to, td_value_of(td_full(TD_SHAPE(1000, 300), 7, TD_F32)));
-        check_echo(to, td_value_of(td_full(TD_SHAPE(0, 3), 7, TD_I64)));
+        check_echo(to, td_value_of(td_full(TD_SHAPE(2, 3), 7, TD_F64, NULL)));
+        check_echo(to, td_value_of(td_full(TD_SHAPE(1000, 300), 7, TD_F32, NULL)));
+        check_echo(to, td_value_of(td_full(TD_SHAPE(0, 3), 7, TD_I64, NULL)));
     }
     rpc_end();
 }
@@ -215,7 +215,7 @@ ALL_WAYS(oversized, .ranks = 4)
     char *zeros = calloc(1, 500000);
     td_value *bytes = td_value_from_bytes(zeros, 500000);
     free(zeros);
-    td_tensor *tensor = td_full(TD_SHAPE(500), 1, TD_F32);
+    td_tensor *tensor = td_full(TD_SHAPE(500), 1, TD_F32, NULL);
     if (small) {
         rpc_check_fails(to, "echo", TD_ARGS(bytes), NULL, TD_ERR_INVALID, "max_message");
         rpc_check_fails(to, "huge", TD_ARGS(500000), NULL, TD_ERR_INVALID, "the limit is 100000");
@@ -343,7 +343,7 @@ static td_value *sum_in_a_scope(td_rpc_call *call, td_value *const *args, int co
         CHECK_OK(td_value_int(args[i], &n));
         sum += n;
     }
-    td_tensor *ones = td_full(TD_SHAPE(2000), 1, TD_F32);
+    td_tensor *ones = td_full(TD_SHAPE(2000), 1, TD_F32, NULL);
     return td_value_return(TD_ARGS(sum, td_mul_scalar(ones, (double)sum)));
 }
 

@@ -201,7 +201,7 @@ static td_value *decode_golden(const struct golden *golden, struct beside *besid
 static void check_golden(const struct golden *golden, bool back)
 {
     TD_SCOPE;
-    struct beside beside = {.tensors = {td_zeros(TD_SHAPE(2), TD_F32)}, .count = 1};
+    struct beside beside = {.tensors = {td_zeros(TD_SHAPE(2), TD_F32, NULL)}, .count = 1};
     struct td__buffer bytes = {0};
     td_value *value = decode_golden(golden, &beside);
     if (!golden->text) {
@@ -322,7 +322,7 @@ TEST(round_trips_of_all_kinds)
     TD_SCOPE;
     register_box();
     struct beside beside = {0};
-    td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32), *y = td_zeros(TD_SHAPE(1), TD_I64);
+    td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32, NULL), *y = td_zeros(TD_SHAPE(1), TD_I64, NULL);
     td_value *map = td_value_set(td_value_map(), "k", TD_ARGS(td_value_from_bool(true), x));
     td_value *value = TD_ARGS(td_value_nil(), -7, 0.1, "text", td_value_from_bytes("\0\1", 2), map,
                               y, box(TD_ARGS(x, box(td_value_of(1)))));
@@ -422,7 +422,7 @@ TEST(values_that_cannot_be_sent)
         &(td_rpc_class){.signature = "Endless()", .pack = pack_self, .unpack = unpack_nothing}));
     fails_at(td_value_from_object("Endless", future), TD_ERR_INVALID,
              "the values are nested deeper than 64");
-    td_tensor *t = td_zeros(TD_SHAPE(1), TD_F32);
+    td_tensor *t = td_zeros(TD_SHAPE(1), TD_F32, NULL);
     fails_at(TD_ARGS(t, t, t, t, t), TD_ERR_INVALID, "[4]: more than 4 tensors");
 }
 
@@ -519,7 +519,7 @@ TEST(every_cut_is_refused)
     register_box();
     struct beside beside = {0};
     struct td__buffer bytes = {0};
-    td_value *value = TD_ARGS(map_of(40), box(TD_ARGS("a", td_zeros(TD_SHAPE(1), TD_F32))), 1e9);
+    td_value *value = TD_ARGS(map_of(40), box(TD_ARGS("a", td_zeros(TD_SHAPE(1), TD_F32, NULL))), 1e9);
     CHECK_OK(td__encode(value, &fns, &beside, &bytes));
     for (size_t size = 0; size < bytes.size; size++) {
         struct golden golden = {(const char *)bytes.data, size, NULL};

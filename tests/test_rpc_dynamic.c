@@ -175,7 +175,7 @@ ALL_WAYS(references_to_strangers, .ranks = 4)
     begin();
     td_test_barrier();
     if (td_test_rank() == 1) {
-        td_tensor *large = td_full(TD_SHAPE(100000), 5, TD_F32);
+        td_tensor *large = td_full(TD_SHAPE(100000), 5, TD_F32, NULL);
         td_rref *own = td_rref_create(td_value_of(large));
         CHECK(td_rpc_sync("w2", "keep", TD_ARGS(own), NULL));
     }
@@ -200,7 +200,7 @@ ALL_WAYS(references_to_strangers, .ranks = 4)
 ALL_WAYS(gradients_of_strangers, .ranks = 4)
 {
     TD_SCOPE;
-    weight = td_full(TD_SHAPE(3), td_test_rank() + 2, TD_F32);
+    weight = td_full(TD_SHAPE(3), td_test_rank() + 2, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(weight, true));
     begin();
     td_test_barrier();

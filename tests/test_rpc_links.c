@@ -105,7 +105,7 @@ static void exchange(int to, int third, int round, int *counted)
 {
     TD_SCOPE;
     td_rref *box = td_remote(boxes_name(to), "Box", TD_ARGS(round), NULL);
-    td_tensor *x = td_full(TD_SHAPE(LARGE), round, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(LARGE), round, TD_F32, NULL);
     td_future *futures[4];
     CHECK((futures[0] = td_rpc_async(boxes_name(third), "echo", TD_ARGS(box), NULL)));
     CHECK((futures[1] = td_rpc_async(boxes_name(to), "count", TD_ARGS(x), NULL)));
@@ -149,7 +149,7 @@ RANKS(a_borrowed_tensor_goes_to_another_host, .ranks = 4, .arg = &mixed)
     TD_SCOPE;
     begin();
     if (td_test_rank() == 1)
-        CHECK(td_rpc_sync("w1", "keep", TD_ARGS(td_full(TD_SHAPE(4096), 3, TD_F32)), NULL));
+        CHECK(td_rpc_sync("w1", "keep", TD_ARGS(td_full(TD_SHAPE(4096), 3, TD_F32, NULL)), NULL));
     td_test_barrier();
     if (td_test_rank() == 0) {
         TD_SCOPE;
@@ -206,7 +206,7 @@ RANKS(large_tensors_tcp, .ranks = 2, .arg = &tcp)
     begin();
     if (td_test_rank() == 0) {
         TD_SCOPE;
-        td_tensor *x = td_full(TD_SHAPE(HUGE), 0, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(HUGE), 0, TD_F32, NULL);
         float *at = td_tensor_data(x);
         for (int i = 0; i < HUGE; i++)
             at[i] = (float)i;
@@ -234,10 +234,10 @@ static void write_after_sending(int64_t elements, int count)
     if (td_test_rank() == 0) {
         TD_SCOPE;
         td_future *futures[400];
-        td_tensor *x = td_full(TD_SHAPE(elements), 0, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(elements), 0, TD_F32, NULL);
         for (int i = 0; i < count; i++) {
             CHECK((futures[i] = td_rpc_async("w1", "echo", TD_ARGS(x), NULL)));
-            CHECK_OK(td_add_(x, td_full(TD_SHAPE(1), 1, TD_F32)));
+            CHECK_OK(td_add_(x, td_full(TD_SHAPE(1), 1, TD_F32, NULL)));
         }
         for (int i = 0; i < count; i++) {
             td_tensor *back = td_value_tensor(td_future_wait(futures[i], 0));

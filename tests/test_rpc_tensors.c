@@ -44,7 +44,7 @@ static td_value *scribble(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)count;
     td_tensor *tensor = td_value_tensor(args[0]), *row = td_narrow(tensor, 0, 0, 1);
-    if (td_fill_(row, -1) || td_add_(tensor, td_full(TD_SHAPE(1), 1, TD_F32)))
+    if (td_fill_(row, -1) || td_add_(tensor, td_full(TD_SHAPE(1), 1, TD_F32, NULL)))
         return NULL;
     return td_value_from_float(at(tensor, 0) + at(tensor, 1));
 }
@@ -53,7 +53,7 @@ static td_value *scribble(td_rpc_call *call, td_value *const *args, int count)
 static td_value *make(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)count;
-    return td_value_from_tensor(td_full(TD_SHAPE(2, LARGE), (double)boxes_int(args[0]), TD_F32));
+    return td_value_from_tensor(td_full(TD_SHAPE(2, LARGE), (double)boxes_int(args[0]), TD_F32, NULL));
 }
 
 static void begin(void)
@@ -100,7 +100,7 @@ static void exchange_all_kinds(void)
         TD_SCOPE;
         static const int64_t rows[] = {0, 1, 3, 500};
         for (int i = 0; i < 4; i++) {
-            td_tensor *x = td_zeros(TD_SHAPE(rows[i], 40), (td_dtype)dtype);
+            td_tensor *x = td_zeros(TD_SHAPE(rows[i], 40), (td_dtype)dtype, NULL);
             unsigned char *bytes = td_tensor_data(x);
             size_t size = (size_t)td_tensor_numel(x) * td_dtype_size((td_dtype)dtype);
             for (size_t j = 0; j < size; j++)
@@ -113,11 +113,11 @@ static void exchange_all_kinds(void)
         }
     }
     TD_SCOPE;
-    exchange(td_full(TD_SHAPE(1), 3, TD_F32));
+    exchange(td_full(TD_SHAPE(1), 3, TD_F32, NULL));
     float *own = malloc(sizeof *own * LARGE);
     for (int i = 0; i < LARGE; i++)
         own[i] = (float)i;
-    exchange(td_from_blob(own, TD_SHAPE(LARGE), NULL, TD_F32, NULL, NULL));
+    exchange(td_from_blob(own, TD_SHAPE(LARGE), NULL, TD_F32, NULL, NULL, NULL));
     CHECK_SOON(!boxes_leases());
     free(own);
 }
@@ -137,7 +137,7 @@ RANKS(all_kinds_over_tcp, .ranks = 2)
     if (td_test_rank() == 0) {
         TD_SCOPE;
         exchange_all_kinds();
-        td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32, NULL);
         CHECK(!is_lent_to("w1", x, 3, NULL));
     }
     boxes_end();
@@ -171,7 +171,7 @@ RANKS(large_ones_are_not_copied, .ranks = 2)
     begin();
     if (td_test_rank() == 0) {
         TD_SCOPE;
-        td_tensor *x = td_full(TD_SHAPE(16 << 20), 3, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(16 << 20), 3, TD_F32, NULL);
         const void *before = td_tensor_data(x);
         int64_t own = private_kib(),
                 others = boxes_int(td_rpc_sync("w1", "anonymous", TD_NO_ARGS, NULL));
@@ -197,9 +197,9 @@ RANKS(small_ones_are_copied, .ranks = 2)
     begin();
     if (td_test_rank() == 0) {
         TD_SCOPE;
-        CHECK(!is_lent_to("w1", td_full(TD_SHAPE(1023), 3, TD_F32), 3, NULL));
-        CHECK(is_lent_to("w1", td_full(TD_SHAPE(1024), 3, TD_F32), 3, NULL));
-        CHECK(!is_lent_to("w0", td_full(TD_SHAPE(1024), 3, TD_F32), 3, NULL));
+        CHECK(!is_lent_to("w1", td_full(TD_SHAPE(1023), 3, TD_F32, NULL), 3, NULL));
+        CHECK(is_lent_to("w1", td_full(TD_SHAPE(1024), 3, TD_F32, NULL), 3, NULL));
+        CHECK(!is_lent_to("w0", td_full(TD_SHAPE(1024), 3, TD_F32, NULL), 3, NULL));
     }
     boxes_end();
 }
@@ -217,10 +217,10 @@ static float kept_first(void)
 static void write_while_lent(void)
 {
     TD_SCOPE;
-    td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32), *view = td_narrow(x, 0, 0, LARGE / 2);
+    td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32, NULL), *view = td_narrow(x, 0, 0, LARGE / 2);
     const void *before = td_tensor_data(x);
     CHECK(td_rpc_sync("w1", "keep", TD_ARGS(x), NULL));
-    CHECK_OK(td_add_(view, td_full(TD_SHAPE(1), 1, TD_F32)));
+    CHECK_OK(td_add_(view, td_full(TD_SHAPE(1), 1, TD_F32, NULL)));
     CHECK(td_tensor_data(x) != before);
     CHECK_EQ(at(x, 0), 4);
     CHECK_EQ(at(view, 0), 4);
@@ -240,7 +240,7 @@ static void write_while_lent(void)
     CHECK_EQ(at(x, 0), 9);
 
     /* The sender has released it. */
-    td_tensor *gone = td_tensor_retain(td_full(TD_SHAPE(LARGE), 6, TD_F32));
+    td_tensor *gone = td_tensor_retain(td_full(TD_SHAPE(LARGE), 6, TD_F32, NULL));
     {
         TD_SCOPE;
         CHECK(td_rpc_sync("w1", "keep", TD_ARGS(gone), NULL));
@@ -248,7 +248,7 @@ static void write_while_lent(void)
     td_tensor_release(gone);
     for (int i = 0; i < 8; i++) {
         TD_SCOPE;
-        CHECK(td_full(TD_SHAPE(LARGE), 100 + i, TD_F32));
+        CHECK(td_full(TD_SHAPE(LARGE), 100 + i, TD_F32, NULL));
     }
     CHECK_EQ(kept_first(), 6);
     CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
@@ -257,7 +257,7 @@ static void write_while_lent(void)
 static void step_while_lent(void)
 {
     TD_SCOPE;
-    td_tensor *w = td_full(TD_SHAPE(LARGE), 3, TD_F32);
+    td_tensor *w = td_full(TD_SHAPE(LARGE), 3, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(w, true));
     CHECK_OK(td_backward(td_sum(w)));
     CHECK(td_rpc_sync("w1", "keep", TD_ARGS(w), NULL));
@@ -311,7 +311,7 @@ RANKS(the_receiver_dies, .ranks = 2, .may_die = 1 << 1)
         for (;;)
             pause();
     TD_SCOPE;
-    td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32, NULL);
     const void *before = td_tensor_data(x);
     CHECK(td_rpc_sync("w1", "keep", TD_ARGS(x), NULL));
     CHECK_EQ(boxes_leases(), 1);
@@ -350,7 +350,7 @@ RANKS(after_the_shutdown, .ranks = 2)
     begin();
     TD_SCOPE;
     const char *other = boxes_name(1 - td_test_rank());
-    td_tensor *x = td_full(TD_SHAPE(LARGE), 3 + td_test_rank(), TD_F32);
+    td_tensor *x = td_full(TD_SHAPE(LARGE), 3 + td_test_rank(), TD_F32, NULL);
     const void *before = td_tensor_data(x);
     CHECK(td_rpc_sync(other, "keep", TD_ARGS(x), NULL));
     td_test_barrier();
@@ -385,7 +385,7 @@ RANKS(the_lender_leaves, .ranks = 2)
     if (td_test_rank() == 0) {
         {
             TD_SCOPE;
-            td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32);
+            td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32, NULL);
             CHECK(td_rpc_sync("w1", "keep", TD_ARGS(x), NULL));
             CHECK_OK(td_rpc_shutdown(&(td_rpc_shutdown_options){.now = true}));
             CHECK_CONTAINS(boxes_warnings(), "others read 1 of its tensors: their 262144 bytes");
@@ -394,7 +394,7 @@ RANKS(the_lender_leaves, .ranks = 2)
         }
         TD_SCOPE;
         for (int i = 0; i < 8; i++)
-            CHECK(td_full(TD_SHAPE(LARGE), 100 + i, TD_F32));
+            CHECK(td_full(TD_SHAPE(LARGE), 100 + i, TD_F32, NULL));
         td_test_barrier();
         td_test_barrier();
         return;
@@ -448,7 +448,7 @@ RANKS(passed_to_a_third, .ranks = 3)
     begin();
     if (td_test_rank() == 0) {
         TD_SCOPE;
-        td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(LARGE), 3, TD_F32, NULL);
         td_tensor *one = send_to("w1", x, NULL);
         CHECK(is_borrowed(one));
         td_tensor *two = send_to("w2", one, NULL); /* what w1 lends */
@@ -472,7 +472,7 @@ RANKS(sent_back_to_the_lender, .ranks = 2)
     begin();
     if (td_test_rank() == 0) {
         TD_SCOPE;
-        td_tensor *x = td_full(TD_SHAPE(2, LARGE), 3, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(2, LARGE), 3, TD_F32, NULL);
         CHECK_OK(td_fill_(td_narrow(x, 0, 1, 1), 4));
         float *before = td_tensor_data(x);
         td_tensor *back = send_to("w1", x, NULL), *again = send_to("w1", back, NULL);
@@ -508,7 +508,7 @@ RANKS(a_thousand_in_a_call, .ranks = 2)
         TD_SCOPE;
         td_value *list[1000];
         for (int i = 0; i < 1000; i++)
-            list[i] = td_value_from_tensor(td_full(TD_SHAPE(i % 2 ? 2000 : 7), i, TD_F32));
+            list[i] = td_value_from_tensor(td_full(TD_SHAPE(i % 2 ? 2000 : 7), i, TD_F32, NULL));
         td_value *back = td_rpc_sync("w1", "echo", TD_ARGS(td_value_list(list, 1000)), NULL);
         CHECK_EQ(td_value_count(back), 1000);
         for (int i = 0; i < 1000; i++) {

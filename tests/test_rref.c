@@ -158,7 +158,7 @@ RANKS(modules, .ranks = 2)
     if (td_test_rank() == 0) {
         TD_SCOPE;
         td_rref *net = td_remote("w1", "Net", TD_NO_ARGS, NULL);
-        td_tensor *x = td_full(TD_SHAPE(1, 3), 2, TD_F32);
+        td_tensor *x = td_full(TD_SHAPE(1, 3), 2, TD_F32, NULL);
         td_tensor *y = td_value_tensor(td_rref_sync(net, "forward", TD_ARGS(x), NULL));
         CHECK_EQ(((float *)td_tensor_data(y))[0], 7);
         td_value *list = td_rref_sync(net, "parameters", TD_NO_ARGS, NULL);
@@ -227,7 +227,7 @@ RANKS(messages_that_fail, .ranks = 3)
         td_rref *own = td_rref_create(td_value_of(1)),
                 *box = td_remote("w1", "Box", TD_NO_ARGS, NULL);
         td_value *future = td_value_from_future(td_future_create());
-        td_tensor *large = td_full(TD_SHAPE(4096), 1, TD_F32);
+        td_tensor *large = td_full(TD_SHAPE(4096), 1, TD_F32, NULL);
         CHECK_FAILED(td_rpc_sync("w2", "echo", TD_ARGS(own, box, large, future), NULL),
                      TD_ERR_INVALID, "future");
         CHECK_EQ(boxes_leases(), 0);

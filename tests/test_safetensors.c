@@ -158,15 +158,15 @@ static td_state *make_state(void)
         TD_SCOPE;
         char name[32];
         snprintf(name, sizeof name, "größe \"%s\"", td_dtype_name(dtypes[i]));
-        td_tensor *x = td_full(SHAPE(3, 5), i % 3, dtypes[i]);
+        td_tensor *x = td_full(SHAPE(3, 5), i % 3, dtypes[i], NULL);
         CHECK_OK(td_state_add(state, name, i % 2 ? td_transpose(x, 0, 1) : x));
     }
     {
         TD_SCOPE;
-        td_tensor *x = td_arange(0, 12, 1, TD_F32);
+        td_tensor *x = td_arange(0, 12, 1, TD_F32, NULL);
         CHECK_OK(td_state_add(state, "strided", td_transpose(td_reshape(x, SHAPE(3, 4)), 0, 1)));
-        CHECK_OK(td_state_add(state, "elsewhere", td_tensor_to(x, "cpu:1")));
-        CHECK_OK(td_state_add(state, "empty", td_zeros(SHAPE(0, 3), TD_F32)));
+        CHECK_OK(td_state_add(state, "elsewhere", td_tensor_to(x, td_device_get("cpu:1"))));
+        CHECK_OK(td_state_add(state, "empty", td_zeros(SHAPE(0, 3), TD_F32, NULL)));
     }
     CHECK_OK(td_state_add_number(state, "number", 0.5));
     return state;
@@ -204,13 +204,13 @@ TEST(writes_what_it_reads)
     CHECK_EQ(td_test_count_files(td_test_temp_dir()), 1);
     td_state_destroy(back);
 
-    back = td_load_safetensors(path, "cpu:1");
+    back = td_load_safetensors(path, td_device_get("cpu:1"));
     CHECK(back != NULL);
     check_equal(state, back);
     for (int i = 0; i < td_state_count(back); i++)
-        CHECK_STR(td_tensor_device(td_state_tensor(back, i)), "cpu:1");
+        CHECK_STR(td_device_name(td_tensor_device(td_state_tensor(back, i))), "cpu:1");
     td_state_destroy(back);
-    CHECK(!td_load_safetensors(path, "gpu:7"));
+    CHECK(!td_load_safetensors(path, td_device_get("gpu:7")));
     td_state_destroy(state);
 }
 
@@ -237,7 +237,7 @@ TEST(bools_are_0_and_1_in_a_file)
 {
     uint8_t odd[] = {0, 2, 255, 1};
     td_state *state = td_state_create();
-    td_tensor *tensor = td_from_blob(odd, SHAPE(4), NULL, TD_BOOL, NULL, NULL);
+    td_tensor *tensor = td_from_blob(odd, SHAPE(4), NULL, TD_BOOL, NULL, NULL, NULL);
     CHECK_OK(td_state_add(state, "odd", tensor));
     const char *path = temp_path("a.safetensors");
     CHECK_OK(td_save_safetensors(path, state, NULL, 0));
@@ -252,7 +252,7 @@ TEST(refuses_what_the_format_lacks)
 {
     const char *path = temp_path("a.safetensors");
     td_state *state = td_state_create();
-    td_tensor *x = td_zeros(SHAPE(2), TD_COMPLEX128), *y = td_zeros(SHAPE(2), TD_F32);
+    td_tensor *x = td_zeros(SHAPE(2), TD_COMPLEX128, NULL), *y = td_zeros(SHAPE(2), TD_F32, NULL);
     CHECK_OK(td_state_add(state, "z", x));
     CHECK_FAILS(td_save_safetensors(path, state, NULL, 0), TD_ERR_UNSUPPORTED, "complex128");
     td_state_destroy(state);
@@ -516,7 +516,7 @@ static void fill_up(const char *directory, const char *reason)
     td_state *state = make_state(), *large = td_state_create();
     CHECK_OK(td_save_safetensors(path, state, NULL, 0));
     static float room[1 << 20];
-    td_tensor *x = td_from_blob(room, SHAPE(1 << 20), NULL, TD_F32, NULL, NULL);
+    td_tensor *x = td_from_blob(room, SHAPE(1 << 20), NULL, TD_F32, NULL, NULL, NULL);
     CHECK_OK(td_state_add(large, "x", x));
     CHECK_FAILS(td_save_safetensors(path, large, NULL, 0), TD_ERR_SYSTEM, path);
     CHECK_CONTAINS(td_last_error(), reason);
@@ -592,11 +592,11 @@ TEST(a_module_comes_back)
     CHECK_FAILS(td_save_module(path, NULL), TD_ERR_INVALID, "module");
 
     td_module *far = make_net(3);
-    CHECK_OK(td_module_to(far, "cpu:1"));
+    CHECK_OK(td_module_to(far, td_device_get("cpu:1")));
     CHECK_OK(td_load_module(path, far));
     check_same_module(a, far);
     td_state *state = td_module_state(far);
-    CHECK_STR(td_tensor_device(td_state_tensor(state, 0)), "cpu:1");
+    CHECK_STR(td_device_name(td_tensor_device(td_state_tensor(state, 0))), "cpu:1");
     td_state_destroy(state);
     td_module_destroy(far);
     td_module_destroy(a);

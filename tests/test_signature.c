@@ -150,7 +150,7 @@ TEST(types)
         {"bytes", td_value_from_bytes("", 0)},
         {"list", TD_NO_ARGS},
         {"map", td_value_map()},
-        {"tensor", td_value_of(td_zeros(TD_SHAPE(1), TD_F32))},
+        {"tensor", td_value_of(td_zeros(TD_SHAPE(1), TD_F32, NULL))},
         {"module", td_value_of(td_relu())},
         {"Net", td_value_from_object("Net", memory)},
         {"other.Net", td_value_from_object("other.Net", memory)},

@@ -8,7 +8,7 @@
 
 static td_tensor *filled(double value, td_dtype dtype)
 {
-    td_tensor *tensor = td_full((const int64_t[]){2}, 1, value, dtype);
+    td_tensor *tensor = td_full((const int64_t[]){2}, 1, value, dtype, NULL);
     CHECK(tensor);
     return tensor;
 }
@@ -97,11 +97,11 @@ TEST(numbers)
     {
         TD_SCOPE;
         /* As PyTorch saves the count of steps: an f32, perhaps with a dimension of size 1. */
-        CHECK_OK(td_state_add(state, "f32", td_full((const int64_t[]){1, 1}, 2, 7, TD_F32)));
-        CHECK_OK(td_state_add(state, "u8", td_full(NULL, 0, 200, TD_U8)));
-        CHECK_OK(td_state_add(state, "nan", td_full(NULL, 0, 0.0 / 0.0, TD_F64)));
-        CHECK_OK(td_state_add(state, "complex", td_full(NULL, 0, 1, TD_COMPLEX64)));
-        CHECK_OK(td_state_add(state, "none", td_full((const int64_t[]){0}, 1, 1, TD_F32)));
+        CHECK_OK(td_state_add(state, "f32", td_full((const int64_t[]){1, 1}, 2, 7, TD_F32, NULL)));
+        CHECK_OK(td_state_add(state, "u8", td_full(NULL, 0, 200, TD_U8, NULL)));
+        CHECK_OK(td_state_add(state, "nan", td_full(NULL, 0, 0.0 / 0.0, TD_F64, NULL)));
+        CHECK_OK(td_state_add(state, "complex", td_full(NULL, 0, 1, TD_COMPLEX64, NULL)));
+        CHECK_OK(td_state_add(state, "none", td_full((const int64_t[]){0}, 1, 1, TD_F32, NULL)));
     }
     CHECK_OK(td_state_get_integer(state, "f32", &integer));
     CHECK_EQ(integer, 7);

@@ -31,7 +31,7 @@ static float first(const td_tensor *tensor)
 TEST(a_write_moves_the_tensor_and_its_views)
 {
     TD_SCOPE;
-    td_tensor *x = td_full(SHAPE(2, 3), 5, TD_F32), *row = td_narrow(x, 0, 1, 1);
+    td_tensor *x = td_full(SHAPE(2, 3), 5, TD_F32, NULL), *row = td_narrow(x, 0, 1, 1);
     td_tensor *flat = td_reshape(x, SHAPE(6));
     const void *before = td_tensor_data(x);
     struct td__lease *lease = lend(x);
@@ -55,7 +55,7 @@ TEST(a_write_moves_the_tensor_and_its_views)
 TEST(memory_that_was_returned_stays_with_its_tensor)
 {
     TD_SCOPE;
-    td_tensor *x = td_full(SHAPE(4), 5, TD_F32);
+    td_tensor *x = td_full(SHAPE(4), 5, TD_F32, NULL);
     const void *before = td_tensor_data(x);
     struct td__lease *one = lend(x), *two = lend(x);
     td__lease_return(one);
@@ -76,7 +76,7 @@ static td_tensor *blob(int *freed)
 {
     float *data = malloc(2 * sizeof *data);
     data[0] = data[1] = 1;
-    return td_from_blob(data, SHAPE(2), NULL, TD_F32, count_free, freed);
+    return td_from_blob(data, SHAPE(2), NULL, TD_F32, NULL, count_free, freed);
 }
 
 TEST(leases_are_returned_in_any_order)
@@ -121,9 +121,9 @@ TEST(memory_of_the_program_is_not_lent)
     TD_SCOPE;
     float data[2] = {1, 2};
     struct td__lease *lease;
-    td_tensor *x = td_from_blob(data, SHAPE(2), NULL, TD_F32, NULL, NULL);
+    td_tensor *x = td_from_blob(data, SHAPE(2), NULL, TD_F32, NULL, NULL, NULL);
     CHECK_FAILS(td__storage_lend(x->storage, &lease), TD_ERR_INVALID, "cannot be lent");
-    td_tensor *empty = td_empty(SHAPE(0), TD_F32);
+    td_tensor *empty = td_empty(SHAPE(0), TD_F32, NULL);
     lease = lend(empty);
     CHECK_OK(td_fill_(empty, 1));
     td__lease_return(lease);
@@ -146,11 +146,11 @@ TEST(memory_of_the_program_is_not_lent)
 TEST(in_place_operators_and_copies_leave_what_is_lent)
 {
     TD_SCOPE;
-    td_tensor *x = td_full(SHAPE(4), 2, TD_F32), *b = td_full(SHAPE(4), 3, TD_F32);
+    td_tensor *x = td_full(SHAPE(4), 2, TD_F32, NULL), *b = td_full(SHAPE(4), 3, TD_F32, NULL);
     CHECK_MOVES(x, td_fill_(x, 1));
     CHECK_MOVES(x, td_zero_(x));
     CHECK_MOVES(x, td_add_(x, b));
-    CHECK_MOVES(x, td_sub_(x, td_full(SHAPE(4), 1, TD_F32)));
+    CHECK_MOVES(x, td_sub_(x, td_full(SHAPE(4), 1, TD_F32, NULL)));
     CHECK_MOVES(x, td_mul_(x, b));
     CHECK_MOVES(x, td_div_(x, b));
     CHECK_MOVES(x, td_add_scaled_(x, b, -4));
@@ -166,7 +166,7 @@ TEST(in_place_operators_and_copies_leave_what_is_lent)
         TD_NO_GRAD;
         CHECK_MOVES(x, td_fill_(x, 100));
     }
-    td_tensor *wide = td_arange(0, 8, 1, TD_F32);
+    td_tensor *wide = td_arange(0, 8, 1, TD_F32, NULL);
     CHECK_MOVES(wide, td_tensor_copy(td_narrow(wide, 0, 0, 7), td_narrow(wide, 0, 1, 7)));
     CHECK_EQ(((const float *)td_tensor_data(wide))[6], 7);
 }
@@ -174,7 +174,7 @@ TEST(in_place_operators_and_copies_leave_what_is_lent)
 TEST(gradients_and_optimizers_leave_what_is_lent)
 {
     TD_SCOPE;
-    td_tensor *w = td_full(SHAPE(3, 3), 2, TD_F32), *x = td_full(SHAPE(2, 3), 1, TD_F32);
+    td_tensor *w = td_full(SHAPE(3, 3), 2, TD_F32, NULL), *x = td_full(SHAPE(2, 3), 1, TD_F32, NULL);
     CHECK_OK(td_tensor_set_requires_grad(w, true));
     CHECK_OK(td_backward(td_sum(td_matmul(x, w))));
     CHECK_MOVES(td_tensor_grad(w), td_backward(td_sum(td_matmul(x, w)))); /* written directly */
@@ -211,7 +211,7 @@ RANKS(collectives_leave_what_is_lent, .ranks = 2)
 {
     TD_SCOPE;
     CHECK_OK(td_init_process_group(NULL));
-    td_tensor *x = td_full(SHAPE(4), td_test_rank() + 1, TD_F32), *all = td_zeros(SHAPE(8), TD_F32);
+    td_tensor *x = td_full(SHAPE(4), td_test_rank() + 1, TD_F32, NULL), *all = td_zeros(SHAPE(8), TD_F32, NULL);
     CHECK_MOVES(x, td_all_reduce(x, TD_SUM, NULL, NULL));
     CHECK_EQ(first(x), 3);
     CHECK_MOVES(all, td_all_gather_into_tensor(all, x, NULL, NULL));
@@ -232,7 +232,7 @@ RANKS(buckets_of_ddp_leave_what_is_lent, .ranks = 2)
         TD_SCOPE;
         struct td__lease *lease = i ? lend(td_tensor_grad(weight)) : NULL; /* a view of a bucket */
         float before = lease ? lent(lease) : 0;
-        CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32)))));
+        CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32, NULL)))));
         CHECK_EQ(first(td_tensor_grad(weight)), 4 * (i + 1));
         if (lease) {
             CHECK_EQ(lent(lease), before);
@@ -246,9 +246,9 @@ RANKS(buckets_of_ddp_leave_what_is_lent, .ranks = 2)
 TEST(running_statistics_leave_what_is_lent)
 {
     TD_SCOPE;
-    td_tensor *statistics = td_full(SHAPE(2, 3), 1, TD_F32); /* both in one storage */
+    td_tensor *statistics = td_full(SHAPE(2, 3), 1, TD_F32, NULL); /* both in one storage */
     td_tensor *mean = td_select(statistics, 0, 0), *var = td_select(statistics, 0, 1);
-    td_tensor *x = td_reshape(td_arange(0, 12, 1, TD_F32), SHAPE(4, 3));
+    td_tensor *x = td_reshape(td_arange(0, 12, 1, TD_F32, NULL), SHAPE(4, 3));
     CHECK_MOVES(mean, td_batch_norm(x, mean, var, NULL, NULL, true, 0.1, 1e-5) ? TD_OK
                                                                                : td_last_status());
     CHECK(first(var) != 1);
@@ -269,7 +269,7 @@ static void *return_lease(void *arg)
 TEST(a_lease_may_be_returned_while_the_tensor_is_written)
 {
     TD_SCOPE;
-    td_tensor *x = td_full(SHAPE(1024), 0, TD_F32);
+    td_tensor *x = td_full(SHAPE(1024), 0, TD_F32, NULL);
     for (int i = 1; i <= 200; i++) {
         pthread_t threads[2];
         for (int k = 0; k < 2; k++)

@@ -14,7 +14,7 @@ enum { CHANNELS = 3, PLANE = 5 };
 static td_tensor *random_tensor(int seed, int64_t n, double mean)
 {
     td_generator *generator = td_generator_create((uint64_t)seed);
-    td_tensor *x = td_empty(SHAPE(n, CHANNELS, PLANE, 2), TD_F32);
+    td_tensor *x = td_empty(SHAPE(n, CHANNELS, PLANE, 2), TD_F32, NULL);
     CHECK_OK(td_normal_(x, mean, 2, generator));
     td_generator_destroy(generator);
     return x;
@@ -162,12 +162,12 @@ TEST(what_does_not_fit_is_named)
     td_module *norm = td_sync_batch_norm(CHANNELS, NULL, NULL);
     {
         TD_SCOPE;
-        CHECK(td_forward(norm, td_zeros(SHAPE(4, 2), TD_F32)) == NULL);
+        CHECK(td_forward(norm, td_zeros(SHAPE(4, 2), TD_F32, NULL)) == NULL);
         CHECK_CONTAINS(td_last_error(), "[4, 2]");
-        CHECK(td_forward(norm, td_zeros(SHAPE(4, CHANNELS), TD_F16)) == NULL);
+        CHECK(td_forward(norm, td_zeros(SHAPE(4, CHANNELS), TD_F16, NULL)) == NULL);
         CHECK_CONTAINS(td_last_error(), "f16");
-        CHECK(td_forward(norm, td_zeros(SHAPE(4, CHANNELS), TD_F64)) == NULL);
-        CHECK(td_forward(norm, td_zeros(SHAPE(1, CHANNELS), TD_F32)) == NULL);
+        CHECK(td_forward(norm, td_zeros(SHAPE(4, CHANNELS), TD_F64, NULL)) == NULL);
+        CHECK(td_forward(norm, td_zeros(SHAPE(1, CHANNELS), TD_F32, NULL)) == NULL);
         CHECK_CONTAINS(td_last_error(), "1 values a channel");
     }
     td_module_destroy(norm);

@@ -21,7 +21,7 @@
 /* 0, 1, 2, … in the order of the indices. */
 static td_tensor *counting(const int64_t *shape, int ndim)
 {
-    td_tensor *tensor = td_empty(shape, ndim, TD_I32);
+    td_tensor *tensor = td_empty(shape, ndim, TD_I32, NULL);
     CHECK(tensor);
     int32_t *data = td_tensor_data(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
@@ -64,7 +64,7 @@ static td_tensor *swap(td_tensor *old, td_tensor *new)
 
 TEST(shape_and_strides)
 {
-    td_tensor *t = td_empty(SHAPE(2, 3, 4), TD_F64);
+    td_tensor *t = td_empty(SHAPE(2, 3, 4), TD_F64, NULL);
     CHECK_EQ(td_tensor_ndim(t), 3);
     CHECK_EQ(td_tensor_size(t, 1), 3);
     CHECK_EQ(td_tensor_size(t, -1), 4);
@@ -82,7 +82,7 @@ TEST(shape_and_strides)
 
 TEST(no_dimensions_and_no_elements)
 {
-    td_tensor *scalar = td_full(NULL, 0, 7, TD_I64);
+    td_tensor *scalar = td_full(NULL, 0, 7, TD_I64, NULL);
     CHECK_EQ(td_tensor_numel(scalar), 1);
     CHECK_EQ(*(int64_t *)td_tensor_data(scalar), 7);
     td_tensor *copy = td_clone(scalar);
@@ -92,7 +92,7 @@ TEST(no_dimensions_and_no_elements)
     line = swap(line, td_reshape(line, NULL, 0));
     CHECK_EQ(td_tensor_ndim(line), 0);
 
-    td_tensor *none = td_zeros(SHAPE(3, 0, 2), TD_F32);
+    td_tensor *none = td_zeros(SHAPE(3, 0, 2), TD_F32, NULL);
     CHECK(none);
     CHECK_EQ(td_tensor_numel(none), 0);
     CHECK(td_tensor_is_contiguous(none));
@@ -114,7 +114,7 @@ TEST(storage_is_shareable_when_large)
 {
     struct td__arena *arena;
     size_t offset;
-    td_tensor *small = td_zeros(SHAPE(8), TD_F32), *large = td_zeros(SHAPE(2048), TD_F32);
+    td_tensor *small = td_zeros(SHAPE(8), TD_F32, NULL), *large = td_zeros(SHAPE(2048), TD_F32, NULL);
     CHECK(!td__arena_resolve(td_tensor_data(small), &arena, &offset));
     CHECK(td__arena_resolve(td_tensor_data(large), &arena, &offset));
     td_tensor_release(small);
@@ -123,9 +123,9 @@ TEST(storage_is_shareable_when_large)
 
 TEST(zeros_are_zero_also_in_used_memory)
 {
-    td_tensor *used = td_full(SHAPE(5000), 1, TD_I32);
+    td_tensor *used = td_full(SHAPE(5000), 1, TD_I32, NULL);
     td_tensor_release(used);
-    td_tensor *zeros = td_zeros(SHAPE(5000), TD_I32);
+    td_tensor *zeros = td_zeros(SHAPE(5000), TD_I32, NULL);
     for (int i = 0; i < 5000; i++)
         CHECK_EQ(((int32_t *)td_tensor_data(zeros))[i], 0);
     td_tensor_release(zeros);
@@ -133,7 +133,7 @@ TEST(zeros_are_zero_also_in_used_memory)
 
 static void check_full(td_dtype dtype, double value, const void *expected)
 {
-    td_tensor *t = td_full(SHAPE(3, 5), value, dtype);
+    td_tensor *t = td_full(SHAPE(3, 5), value, dtype, NULL);
     CHECK(t);
     size_t size = td_dtype_size(dtype);
     for (int i = 0; i < 15; i++)
@@ -157,29 +157,29 @@ TEST(full_of_each_dtype)
     check_full(TD_BOOL, 0.5, &(uint8_t){1});
     check_full(TD_COMPLEX64, 2, (float[]){2, 0});
     check_full(TD_COMPLEX128, 2, (double[]){2, 0});
-    CHECK_NULL(td_full(SHAPE(1), 128, TD_I8), "128 is not in the range of i8");
-    CHECK_NULL(td_full(SHAPE(1), -1, TD_U64), "-1 is not in the range of u64");
-    CHECK_NULL(td_full(SHAPE(1), 9223372036854775808.0, TD_I64), "not in the range of i64");
-    CHECK_NULL(td_full(SHAPE(1), __builtin_nan(""), TD_I32), "nan is not in the range of i32");
+    CHECK_NULL(td_full(SHAPE(1), 128, TD_I8, NULL), "128 is not in the range of i8");
+    CHECK_NULL(td_full(SHAPE(1), -1, TD_U64, NULL), "-1 is not in the range of u64");
+    CHECK_NULL(td_full(SHAPE(1), 9223372036854775808.0, TD_I64, NULL), "not in the range of i64");
+    CHECK_NULL(td_full(SHAPE(1), __builtin_nan(""), TD_I32, NULL), "nan is not in the range of i32");
 }
 
 TEST(too_large_or_wrong_is_refused)
 {
-    CHECK_NULL(td_empty(SHAPE(1LL << 32, 1LL << 32), TD_F32),
+    CHECK_NULL(td_empty(SHAPE(1LL << 32, 1LL << 32), TD_F32, NULL),
                "td_empty: a tensor of shape [4294967296, 4294967296] and dtype f32 is too large");
-    CHECK_NULL(td_empty(SHAPE(1LL << 62), TD_F32), "is too large");
-    CHECK_NULL(td_empty(SHAPE(1LL << 40, 0, 1LL << 40), TD_U8), "is too large");
-    CHECK_NULL(td_empty(SHAPE(2, -1), TD_F32), "the size of dimension 1 is negative in [2, -1]");
-    CHECK_NULL(td_empty(SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32), "0 to 8 dimensions, not 9");
-    CHECK_NULL(td_empty(NULL, 1, TD_F32), "shape is NULL");
-    CHECK_NULL(td_empty(NULL, -1, TD_F32), "not -1");
-    CHECK_NULL(td_empty(SHAPE(1), (td_dtype)99), "99 is not a dtype (see td_dtype)");
-    CHECK_NULL(td_empty(SHAPE(1LL << 45), TD_F32), "memory");
+    CHECK_NULL(td_empty(SHAPE(1LL << 62), TD_F32, NULL), "is too large");
+    CHECK_NULL(td_empty(SHAPE(1LL << 40, 0, 1LL << 40), TD_U8, NULL), "is too large");
+    CHECK_NULL(td_empty(SHAPE(2, -1), TD_F32, NULL), "the size of dimension 1 is negative in [2, -1]");
+    CHECK_NULL(td_empty(SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32, NULL), "0 to 8 dimensions, not 9");
+    CHECK_NULL(td_empty(NULL, 1, TD_F32, NULL), "shape is NULL");
+    CHECK_NULL(td_empty(NULL, -1, TD_F32, NULL), "not -1");
+    CHECK_NULL(td_empty(SHAPE(1), (td_dtype)99, NULL), "99 is not a dtype (see td_dtype)");
+    CHECK_NULL(td_empty(SHAPE(1LL << 45), TD_F32, NULL), "memory");
     int32_t data[4];
-    CHECK_NULL(td_from_blob(NULL, SHAPE(2), NULL, TD_I32, NULL, NULL), "data is NULL");
-    CHECK_NULL(td_from_blob(data, SHAPE(2), (int64_t[]){-1}, TD_I32, NULL, NULL),
+    CHECK_NULL(td_from_blob(NULL, SHAPE(2), NULL, TD_I32, NULL, NULL, NULL), "data is NULL");
+    CHECK_NULL(td_from_blob(data, SHAPE(2), (int64_t[]){-1}, TD_I32, NULL, NULL, NULL),
                "the stride of dimension 0 is negative");
-    CHECK_NULL(td_from_blob(data, SHAPE(3), (int64_t[]){1LL << 61}, TD_I32, NULL, NULL),
+    CHECK_NULL(td_from_blob(data, SHAPE(3), (int64_t[]){1LL << 61}, TD_I32, NULL, NULL, NULL),
                "is too large");
 }
 
@@ -195,7 +195,7 @@ TEST(memory_of_the_user)
     int32_t data[12];
     for (int i = 0; i < 12; i++)
         data[i] = i;
-    td_tensor *t = td_from_blob(data, SHAPE(3, 2), (int64_t[]){4, 2}, TD_I32, count_frees, &frees);
+    td_tensor *t = td_from_blob(data, SHAPE(3, 2), (int64_t[]){4, 2}, TD_I32, NULL, count_frees, &frees);
     CHECK(!td_tensor_is_contiguous(t));
     CHECK_EQ(at(t, 3), 6);
     td_tensor *view = td_select(t, 0, 2);
@@ -204,13 +204,13 @@ TEST(memory_of_the_user)
     CHECK_EQ(at(view, 1), 10);
     td_tensor_release(view);
     CHECK_EQ(frees, 1);
-    CHECK_NULL(td_from_blob(data, SHAPE(-3), NULL, TD_I32, count_frees, &frees), "negative");
+    CHECK_NULL(td_from_blob(data, SHAPE(-3), NULL, TD_I32, NULL, count_frees, &frees), "negative");
     CHECK_EQ(frees, 1);
 }
 
 TEST(null_is_handed_on)
 {
-    td_tensor *t = td_transpose(td_narrow(td_empty(SHAPE(-7), TD_F32), 0, 0, 1), 0, 1);
+    td_tensor *t = td_transpose(td_narrow(td_empty(SHAPE(-7), TD_F32, NULL), 0, 0, 1), 0, 1);
     CHECK_NULL(t, "td_empty: the size of dimension 0 is negative");
     CHECK(!td_clone(NULL) && !td_contiguous(NULL) && !td_select(NULL, 0, 0));
     CHECK(!td_slice(NULL, 0, 0, 1, 1) && !td_reshape(NULL, SHAPE(1)) && !td_tensor_retain(NULL));
@@ -329,7 +329,7 @@ static td_tensor *random_view(const int64_t *shape, int ndim, td_dtype dtype)
     }
     for (int d = 0; d < ndim; d++)
         whole[d] = shape[order[d]] * steps[d] + random_below(2);
-    td_tensor *t = td_empty(whole, ndim, dtype);
+    td_tensor *t = td_empty(whole, ndim, dtype, NULL);
     for (size_t i = 0; i < td_tensor_nbytes(t); i++)
         ((uint8_t *)td_tensor_data(t))[i] = (uint8_t)random_below(256);
     for (int d = 0; d < ndim; d++) {
@@ -374,7 +374,7 @@ TEST(copies_between_any_strides)
 TEST(a_copy_leaves_the_rest_alone)
 {
     td_tensor *t = counting(SHAPE(6, 6)), *part = td_narrow(t, 1, 2, 2);
-    td_tensor *minus = td_full(SHAPE(6, 2), -1, TD_I32);
+    td_tensor *minus = td_full(SHAPE(6, 2), -1, TD_I32, NULL);
     CHECK_OK(td_tensor_copy(part, minus));
     for (int i = 0; i < 36; i++)
         CHECK_EQ(at(t, i), i % 6 == 2 || i % 6 == 3 ? -1 : i);
@@ -401,28 +401,28 @@ TEST(lists_have_their_length_and_arrays_are_copied)
 {
     TD_SCOPE;
     float numbers[] = {1, 2, 3, 4, 5, 6};
-    td_tensor *x = td_from_array(numbers, TD_SHAPE(2, 3), TD_F32);
+    td_tensor *x = td_from_array(numbers, TD_SHAPE(2, 3), TD_F32, NULL);
     numbers[5] = 0; /* it has a copy */
     CHECK_EQ(td_tensor_ndim(x), 2);
     CHECK_EQ(td_tensor_shape(x)[0], 2);
     CHECK_EQ(td_tensor_shape(x)[1], 3);
     CHECK_EQ(((float *)td_tensor_data(x))[5], 6);
-    CHECK_EQ(td_tensor_numel(td_zeros(td_tensor_shape(x), td_tensor_ndim(x), TD_I32)), 6);
-    CHECK_EQ(td_tensor_ndim(td_from_array(numbers, TD_SHAPE(), TD_F32)), 0);
-    CHECK_EQ(td_tensor_numel(td_from_array(NULL, TD_SHAPE(0, 3), TD_F32)), 0);
+    CHECK_EQ(td_tensor_numel(td_zeros(td_tensor_shape(x), td_tensor_ndim(x), TD_I32, NULL)), 6);
+    CHECK_EQ(td_tensor_ndim(td_from_array(numbers, TD_SHAPE(), TD_F32, NULL)), 0);
+    CHECK_EQ(td_tensor_numel(td_from_array(NULL, TD_SHAPE(0, 3), TD_F32, NULL)), 0);
     CHECK(td_tensor_shape(NULL) == NULL);
-    CHECK(td_from_array(NULL, TD_SHAPE(2), TD_F32) == NULL);
+    CHECK(td_from_array(NULL, TD_SHAPE(2), TD_F32, NULL) == NULL);
     CHECK(strstr(td_last_error(), "td_from_array: the array is NULL for a tensor of shape [2]"));
-    CHECK(td_from_array(numbers, TD_SHAPE(-1), TD_F32) == NULL);
+    CHECK(td_from_array(numbers, TD_SHAPE(-1), TD_F32, NULL) == NULL);
     CHECK_EQ(td_last_status(), TD_ERR_INVALID);
-    CHECK(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32) ==
+    CHECK(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32, NULL) ==
           NULL); /* more than TD_MAX_DIMS */
 }
 
 TEST(a_null_passes_a_failure_on_and_is_one_by_itself)
 {
     TD_SCOPE;
-    td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32), *y = td_zeros(TD_SHAPE(4), TD_F32);
+    td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32, NULL), *y = td_zeros(TD_SHAPE(4), TD_F32, NULL);
     CHECK(td_add(NULL, x) == NULL); /* nothing has failed before */
     CHECK_EQ(td_last_status(), TD_ERR_INVALID);
     CHECK(strstr(td_last_error(), "td_add: an argument is NULL"));
@@ -447,9 +447,9 @@ TEST(a_null_passes_a_failure_on_and_is_one_by_itself)
 TEST(unfit_copies_are_refused)
 {
     int32_t one = 3;
-    td_tensor *a = td_zeros(SHAPE(2, 3), TD_I32), *b = td_zeros(SHAPE(3, 2), TD_I32);
-    td_tensor *c = td_zeros(SHAPE(2, 3), TD_F32);
-    td_tensor *wide = td_from_blob(&one, SHAPE(2, 3), (int64_t[]){0, 0}, TD_I32, NULL, NULL);
+    td_tensor *a = td_zeros(SHAPE(2, 3), TD_I32, NULL), *b = td_zeros(SHAPE(3, 2), TD_I32, NULL);
+    td_tensor *c = td_zeros(SHAPE(2, 3), TD_F32, NULL);
+    td_tensor *wide = td_from_blob(&one, SHAPE(2, 3), (int64_t[]){0, 0}, TD_I32, NULL, NULL, NULL);
     CHECK_FAILS(td_tensor_copy(a, b), TD_ERR_INVALID, "dst has the shape [2, 3], src has [3, 2]");
     CHECK_FAILS(td_tensor_copy(a, c), TD_ERR_INVALID, "dst has dtype i32, src has f32");
     CHECK_FAILS(td_tensor_copy(wide, a), TD_ERR_INVALID, "elements of dst share memory");

@@ -3,7 +3,7 @@
  * others, forwards and, where it has a gradient, backwards. */
 #include "runner.h"
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/tandem.h>
 
@@ -28,7 +28,7 @@ static td_tensor *made(td_tensor *tensor)
 /* Numbers between -2 and 2, as a leaf. */
 static td_tensor *numbers(const int64_t *shape, int ndim, td_dtype dtype)
 {
-    td_tensor *x = made(td_empty(shape, ndim, TD_F32));
+    td_tensor *x = made(td_empty(shape, ndim, TD_F32, NULL));
     float *data = td_tensor_data(x);
     uint32_t state = (uint32_t)td_tensor_numel(x);
     for (int64_t i = 0; i < td_tensor_numel(x); i++) {
@@ -121,11 +121,11 @@ static void check_case(case_fn *run)
 static void keep_unary(struct results *results, td_dtype dtype)
 {
     td_tensor *x = matrix(dtype), *grad = matrix(dtype);
-    for (int op = TD__NEG; op <= TD__ERF; op++) {
+    for (int op = TD_UNARY_NEG; op <= TD_UNARY_ERF; op++) {
         td_tensor *y = made(td_empty_like(x)), *gx = made(td_empty_like(x));
-        CHECK_OK(td__cpu_kernels.unary((enum td__unary_op)op, y, x));
+        CHECK_OK(td__cpu_kernels.unary((td_unary)op, y, x));
         keep(results, y);
-        if (!td__cpu_kernels.unary_grad((enum td__unary_op)op, gx, grad, x))
+        if (!td__cpu_kernels.unary_grad((td_unary)op, gx, grad, x))
             keep(results, gx);
     }
 }
@@ -212,7 +212,7 @@ SAME_BITS(copies_fills_and_casts)
     keep(results, td_clone(x));
     td_tensor *parts[] = {x, x};
     keep(results, td_cat(parts, 2, 1));
-    td_tensor *full = made(td_empty(SHAPE(ROWS, COLUMNS), TD_BF16));
+    td_tensor *full = made(td_empty(SHAPE(ROWS, COLUMNS), TD_BF16, NULL));
     CHECK_OK(td_fill_(full, 0.3));
     keep(results, full);
 }
@@ -310,8 +310,8 @@ SAME_BITS(layer_norm)
 
 static void keep_batch_norm(struct results *results, td_tensor *x, int64_t channels)
 {
-    td_tensor *mean = made(td_zeros(SHAPE(channels), TD_F32));
-    td_tensor *variance = made(td_ones(SHAPE(channels), TD_F32));
+    td_tensor *mean = made(td_zeros(SHAPE(channels), TD_F32, NULL));
+    td_tensor *variance = made(td_ones(SHAPE(channels), TD_F32, NULL));
     td_tensor *inputs[] = {leaf(x), leaf(numbers(SHAPE(channels), TD_F32)),
                            leaf(numbers(SHAPE(channels), TD_F32))};
     keep_with_gradients(results,
@@ -331,7 +331,7 @@ SAME_BITS(batch_norm)
 
 static td_tensor *classes(int64_t count, int64_t classes)
 {
-    td_tensor *target = made(td_empty(SHAPE(count), TD_I64));
+    td_tensor *target = made(td_empty(SHAPE(count), TD_I64, NULL));
     for (int64_t i = 0; i < count; i++)
         ((int64_t *)td_tensor_data(target))[i] = i * 31 % classes;
     return target;
@@ -390,7 +390,7 @@ static void keep_steps(struct results *results, td_optimizer *optimizer, td_tens
         CHECK_OK(td_clip_grad_norm_of_(x, 2, 1, NULL, &norm));
         CHECK_OK(td_optimizer_step(optimizer));
     }
-    keep(results, td_full(SHAPE(1), norm, TD_F64));
+    keep(results, td_full(SHAPE(1), norm, TD_F64, NULL));
     keep(results, td_clone(x[0]));
     keep(results, td_clone(x[1]));
     td_optimizer_destroy(optimizer);

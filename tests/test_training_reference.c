@@ -101,8 +101,8 @@ static td_dataset *pictures(int64_t count)
     td_dataset *data = NULL;
     {
         TD_SCOPE;
-        td_tensor *input = td_randn((int64_t[]){count, 1, 28, 28}, 4, TD_F32);
-        td_tensor *target = td_randint(0, 10, (int64_t[]){count}, 1, TD_I64);
+        td_tensor *input = td_randn((int64_t[]){count, 1, 28, 28}, 4, TD_F32, NULL);
+        td_tensor *target = td_randint(0, 10, (int64_t[]){count}, 1, TD_I64, NULL);
         data = td_tensor_dataset(input, target);
     }
     CHECK(data);
@@ -171,7 +171,7 @@ enum { TOKENS, PLACES, LAYERS, HEAD }; /* its children */
 static td_tensor *transformer_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     CHECK_EQ(count, 1);
-    td_tensor *places = td_arange(0, SEQUENCE, 1, TD_I64);
+    td_tensor *places = td_arange(0, SEQUENCE, 1, TD_I64, NULL);
     td_tensor *x = td_add(td_forward(td_child(module, TOKENS), inputs[0]),
                           td_forward(td_child(module, PLACES), places));
     x = td_forward(td_child(module, LAYERS), x);
@@ -205,7 +205,7 @@ static void train_transformer(const char *name, double dropout)
     training.network = td_module_finish(network);
     {
         TD_SCOPE;
-        td_tensor *text = td_randint(0, BYTES, (int64_t[]){40, SEQUENCE + 1}, 2, TD_I64);
+        td_tensor *text = td_randint(0, BYTES, (int64_t[]){40, SEQUENCE + 1}, 2, TD_I64, NULL);
         training.data = td_tensor_dataset(td_narrow(text, 1, 0, SEQUENCE),
                                           td_narrow(text, 1, 1, SEQUENCE));
     }

@@ -420,15 +420,15 @@ static void run_tensors(int64_t more, bool one_storage, bool async)
     td_work *work = NULL;
     for (int r = 0; r < size; r++)
         total += r * r + more;
-    td_tensor *whole = td_zeros((int64_t[]){total}, 1, TD_F32);
+    td_tensor *whole = td_zeros((int64_t[]){total}, 1, TD_F32, NULL);
     for (int r = 0; r < size; r++) {
         int64_t count = r * r + more;
         list[r] = one_storage ? td_narrow(whole, 0, start, count)
-                              : td_zeros((int64_t[]){count}, 1, TD_F32);
+                              : td_zeros((int64_t[]){count}, 1, TD_F32, NULL);
         start += count;
     }
     own = one_storage ? td_tensor_retain(list[rank])
-                      : td_zeros((int64_t[]){rank * rank + more}, 1, TD_F32);
+                      : td_zeros((int64_t[]){rank * rank + more}, 1, TD_F32, NULL);
     for (int64_t i = 0; i < td_tensor_numel(own); i++)
         ((float *)td_tensor_data(own))[i] = (float)(100 * rank + i);
     CHECK_OK(td_all_gather(list, size, own, NULL, async ? &work : NULL));
@@ -478,8 +478,8 @@ RANKS(tensors_differ, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));
     bool second = td_test_rank();
-    td_tensor *list[] = {td_zeros((int64_t[]){second ? 3 : 2}, 1, TD_F32),
-                         td_zeros((int64_t[]){4}, 1, TD_F32)};
+    td_tensor *list[] = {td_zeros((int64_t[]){second ? 3 : 2}, 1, TD_F32, NULL),
+                         td_zeros((int64_t[]){4}, 1, TD_F32, NULL)};
     CHECK_FAILS(td_all_gather(list, 2, list[second], NULL, NULL), TD_ERR_MISMATCH,
                 "in uneven parts");
     td_test_barrier();

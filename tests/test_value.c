@@ -262,7 +262,7 @@ static float memory[4];
 /* A tensor whose release is counted. */
 static td_tensor *counted(void)
 {
-    td_tensor *tensor = td_from_blob(memory, TD_SHAPE(4), NULL, TD_F32, count_free, NULL);
+    td_tensor *tensor = td_from_blob(memory, TD_SHAPE(4), NULL, TD_F32, NULL, count_free, NULL);
     CHECK(tensor);
     return tensor;
 }
@@ -343,7 +343,7 @@ TEST(scopes)
         td_value *outer = td_value_of(counted());
         {
             TD_SCOPE;
-            td_value_list(TD_VALUES(outer, td_value_of(td_zeros(TD_SHAPE(2), TD_F32))));
+            td_value_list(TD_VALUES(outer, td_value_of(td_zeros(TD_SHAPE(2), TD_F32, NULL))));
             td_value_of(counted());
         }
         CHECK_EQ(freed, 1); /* the inner one */
@@ -416,9 +416,9 @@ TEST(printing)
     check_print(TD_NO_ARGS, "[]");
     check_print(td_value_map(), "{}");
     td_value *map = td_value_set(td_value_map(), "x", TD_ARGS(1, 2.5, "a"));
-    td_value_set(map, "w", td_value_of(td_zeros(TD_SHAPE(2, 3), TD_F32)));
+    td_value_set(map, "w", td_value_of(td_zeros(TD_SHAPE(2, 3), TD_F32, NULL)));
     check_print(map, "{\"x\": [1, 2.5, \"a\"], \"w\": tensor f32 [2, 3]}");
-    check_print(td_value_of(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1), TD_COMPLEX128)),
+    check_print(td_value_of(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1), TD_COMPLEX128, NULL)),
                 "tensor complex128 [1, 1, 1, 1, 1, 1, 1, 1]");
 }
 

@@ -201,7 +201,7 @@ void recording_check_next(struct recording *recording)
     next_line(recording, "next");
     {
         TD_SCOPE;
-        td_tensor *number = td_empty(NULL, 0, TD_I64);
+        td_tensor *number = td_empty(NULL, 0, TD_I64, NULL);
         CHECK(number);
         CHECK_OK(td_random_(number, NULL));
         CHECK_EQ(*(int64_t *)td_tensor_data(number), next_integer(recording, 10));

@@ -58,9 +58,9 @@ typedef struct td_file_note {
 TD_API td_status td_save_safetensors(const char *path, const td_state *state,
                                      const td_file_note *notes, int count);
 
-/** The tensors of a file in the order of its header, on `device` (NULL: "cpu"). For
+/** The tensors of a file in the order of its header, on `device` (NULL: the current one). For
  *  td_state_destroy(). NULL on failure. */
-TD_API td_state *td_load_safetensors(const char *path, const char *device);
+TD_API td_state *td_load_safetensors(const char *path, td_device *device);
 
 /** Calls fn(key, value, arg) for each note of a file, in order, the reserved ones included. Reads
  *  only the header, and does not verify the checksum. */

@@ -1,7 +1,7 @@
 /* Messages and collectives on tensors: the calls of torch.distributed.
  *
  *     td_init_process_group(NULL);
- *     td_tensor *x = td_full(TD_SHAPE(2, 3), td_get_rank(NULL), TD_F32);
+ *     td_tensor *x = td_full(TD_SHAPE(2, 3), td_get_rank(NULL), TD_F32, NULL);
  *     td_all_reduce(x, TD_SUM, NULL, NULL);
  *
  * The calls of group.h with tensors in place of buffers, and all that is said there holds here:

@@ -268,7 +268,7 @@ TD_API td_status td_module_requires_grad_(td_module *module, bool requires_grad)
 /** Moves all parameters and buffers to a device, or converts floating-point ones to a dtype. The
  *  tensors are replaced, and an optimizer made before keeps the former ones: make it afterwards.
  *  Gradients are moved, hooks are not. On failure nothing was changed. */
-TD_API td_status td_module_to(td_module *module, const char *device);
+TD_API td_status td_module_to(td_module *module, td_device *device);
 TD_API td_status td_module_to_dtype(td_module *module, td_dtype dtype);
 
 /* ---- Modes, states, clones ---------------------------------------------------------------------- */

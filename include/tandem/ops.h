@@ -37,13 +37,20 @@ TD_API td_tensor *td_contiguous(td_tensor *tensor);
  * memory (a stride of 0). */
 TD_API td_status td_tensor_copy(td_tensor *dst, td_tensor *src);
 
+/** The same, without waiting, between an accelerator and pinned host memory; see td_tensor_to_async(). */
+TD_API td_status td_tensor_copy_async(td_tensor *dst, td_tensor *src);
+
 /** The elements in another dtype: truncated from floating-point to integers, x != 0 for bool. The
  *  tensor itself, with one more reference, if it has that dtype. */
 TD_API td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype);
 
 /** The elements on another device ("cpu", "cpu:1"); the tensor itself if it is there. The gradient
  *  is copied back. */
-TD_API td_tensor *td_tensor_to(td_tensor *tensor, const char *device);
+TD_API td_tensor *td_tensor_to(td_tensor *tensor, td_device *device);
+
+/** The same without waiting: from pinned host memory (td_tensor_pin()), which must not change before the device's
+ *  current stream has run the copy, and to the host, into pinned memory that may be read after the stream has run it. */
+TD_API td_tensor *td_tensor_to_async(td_tensor *tensor, td_device *device);
 
 /** The one element of a tensor as a number (the real part of a complex one); NaN with the last
  *  error set for NULL, or more than one element. Not differentiable. */
@@ -321,10 +328,12 @@ TD_API td_tensor *td_one_hot(td_tensor *indices, int64_t classes);
 /** 0, step, 2 step … below end, from start on; and `count` numbers from start to end. Numbers that
  *  the dtype cannot hold are an error; otherwise they are PyTorch's bit for bit (with AVX2 and one
  *  thread). For integer dtypes start, end and step are truncated. */
-TD_API td_tensor *td_arange(double start, double end, double step, td_dtype dtype);
-TD_API td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype);
+TD_API td_tensor *td_arange(double start, double end, double step, td_dtype dtype,
+                            td_device *device);
+TD_API td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype,
+                              td_device *device);
 /** Ones; and tensors with the shape and dtype of another one: zeros, ones, uninitialised. */
-TD_API td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype);
+TD_API td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype, td_device *device);
 TD_API td_tensor *td_zeros_like(td_tensor *tensor);
 TD_API td_tensor *td_ones_like(td_tensor *tensor);
 TD_API td_tensor *td_empty_like(td_tensor *tensor);

@@ -180,8 +180,12 @@ typedef struct td_ddp_options {
     bool no_broadcast_buffers;   /* do not broadcast buffers before forward */
     const char *const *ignore;   /* names of parameters and buffers to ignore */
     int ignore_count;
-    td_comm_hook hook;  /* all zero: the average */
-    const char *device; /* inputs of forward are moved there; NULL: they stay where they are */
+    td_comm_hook hook; /* all zero: the average */
+    td_device *const *
+        device_ids; /* at most one: inputs of forward are moved there; NULL: they stay where they are */
+    int device_count; /* length of device_ids */
+    td_device
+        *output_device; /* outputs of forward are moved there; NULL: they stay where they are */
     void *reserved[4];
 } td_ddp_options;
 
@@ -295,8 +299,8 @@ TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
 /* ---- DataParallel: several devices of one process ---------------------------------------------------
  *
  *     td_module *model = td_data_parallel(net, &(td_data_parallel_options){
- *         .device_ids = (const char *[]){"cpu:0", "cpu:1"}, .device_count = 2});
- *     td_module_to(model, "cpu:0");                       before or after
+ *         .device_ids = (td_device *[]){td_device_get("cpu:0"), td_device_get("cpu:1")}, .device_count = 2});
+ *     td_module_to(model, td_device_get("cpu:0"));        before or after
  *     td_tensor *y = td_forward(model, x);
  *
  * Each forward scatters the batch over the devices, replicates the module, runs all replicas at the
@@ -313,11 +317,11 @@ TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
  * only one device. */
 
 typedef struct td_data_parallel_options {
-    const char *const *device_ids; /* NULL: cpu:0, cpu:1, … */
-    int device_count;              /* length of device_ids; without these, 0: one for each
+    td_device *const *device_ids; /* NULL: cpu:0, cpu:1, … */
+    int device_count;             /* length of device_ids; without these, 0: one for each
                                       processor */
-    const char *output_device;     /* NULL: device_ids[0]; without these, that of the module */
-    int dim;                       /* of the batch in inputs and outputs */
+    td_device *output_device;     /* NULL: device_ids[0]; without these, that of the module */
+    int dim;                      /* of the batch in inputs and outputs */
     void *reserved[4];
 } td_data_parallel_options;
 
@@ -328,12 +332,12 @@ TD_API td_module *td_data_parallel(td_module *module, const td_data_parallel_opt
 /** Replicas of a module, one on each device, in replicas[0 … count - 1]; they are the caller's.
  *  Their parameters are results of the module's, so that gradients reach those; on its own device a
  *  tensor is used as it is. */
-TD_API td_status td_replicate(td_module *module, const char *const *devices, int count,
+TD_API td_status td_replicate(td_module *module, td_device *const *devices, int count,
                               td_module **replicas);
 
 /** Splits `tensor` into equal parts (the last may be smaller, or missing), one on each device;
  *  *parts_count is their number. */
-TD_API td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, int count,
+TD_API td_status td_scatter_to_devices(td_tensor *tensor, td_device *const *devices, int count,
                                        int dim, td_tensor **parts, int *parts_count);
 
 /** results[i] = modules[i](inputs[i]) as by td_forward_list(), all at the same time, each on the
@@ -344,7 +348,7 @@ TD_API td_status td_parallel_apply(td_module *const *modules, const td_tensor_li
 
 /** Concatenates tensors of several devices along `dim` on one device; those of no dimensions
  *  become a vector. */
-TD_API td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const char *device,
+TD_API td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, td_device *device,
                                          int dim);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /* Random numbers: the same ones as PyTorch draws on a CPU from the same seed.
  *
  *     td_manual_seed(1234);
- *     td_tensor *w = td_empty(TD_SHAPE(10, 784), TD_F32);
+ *     td_tensor *w = td_empty(TD_SHAPE(10, 784), TD_F32, NULL);
  *     td_uniform_(w, -0.05, 0.05, NULL);
  *
  * A generator is a Mersenne Twister (mt19937) and, at times, the cached half of a pair of normal
@@ -84,18 +84,19 @@ TD_API td_status td_random_range_(td_tensor *tensor, int64_t from, int64_t to,
 /* ---- Making one ------------------------------------------------------------------------------- */
 
 /** Uniform in [0, 1), from the default generator. */
-TD_API td_tensor *td_rand(const int64_t *shape, int ndim, td_dtype dtype);
+TD_API td_tensor *td_rand(const int64_t *shape, int ndim, td_dtype dtype, td_device *device);
 
 /** Normal, mean 0 and standard deviation 1, from the default generator. */
-TD_API td_tensor *td_randn(const int64_t *shape, int ndim, td_dtype dtype);
+TD_API td_tensor *td_randn(const int64_t *shape, int ndim, td_dtype dtype, td_device *device);
 
 /** Integers from `low` to `high` - 1, from the default generator. */
 TD_API td_tensor *td_randint(int64_t low, int64_t high, const int64_t *shape, int ndim,
-                             td_dtype dtype);
+                             td_dtype dtype, td_device *device);
 
 /** The numbers from 0 to n - 1 in random order, from the default generator or from another one. */
-TD_API td_tensor *td_randperm(int64_t n, td_dtype dtype);
-TD_API td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_generator *generator);
+TD_API td_tensor *td_randperm(int64_t n, td_dtype dtype, td_device *device);
+TD_API td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_device *device,
+                                   td_generator *generator);
 
 #ifdef __cplusplus
 }

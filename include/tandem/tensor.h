@@ -1,6 +1,6 @@
 /* Tensors: arrays of up to TD_MAX_DIMS dimensions.
  *
- *     td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32);
+ *     td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32, NULL);
  *     float *data = td_tensor_data(x);
  *     td_tensor_release(x);
  *
@@ -51,7 +51,7 @@ typedef struct td_tensor td_tensor;
  * A list is always two arguments: a pointer and its length. These macros write both. The list lives
  * until the end of the statement; it may be empty.
  *
- *     td_zeros(TD_SHAPE(2, 3), TD_F32)                 sizes        const int64_t *, int
+ *     td_zeros(TD_SHAPE(2, 3), TD_F32, NULL)                 sizes        const int64_t *, int
  *     td_permute(x, TD_DIMS(1, 0))                     dimensions   const int *, int
  *     td_cat(TD_TENSORS(a, b), 0)                      tensors      td_tensor *const *, int
  */
@@ -67,40 +67,55 @@ typedef struct td_tensor td_tensor;
 
 /* ---- Creation --------------------------------------------------------------------------------
  *
- * `shape` has `ndim` sizes, and may be NULL if that is 0. Memory of more than a few KiB comes from
- * td_alloc(), so that the other ranks of the host can map it. */
+ * `shape` has `ndim` sizes, and may be NULL if that is 0. `device` is where the tensor is made; NULL: the thread's
+ * current device, which is the host unless td_set_device() says otherwise. Host memory of more than a few KiB comes
+ * from td_alloc(), so that the other ranks of the host can map it. */
 
 /** A contiguous, uninitialised tensor. */
-TD_API td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype);
+TD_API td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype, td_device *device);
 
 /** A contiguous tensor of zeros. */
-TD_API td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype);
+TD_API td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype, td_device *device);
 
 /** A contiguous tensor with `value` in each element: rounded for a floating-point dtype, truncated
  * for an integer (out of range is an error), x != 0 for bool, the real part for complex. */
-TD_API td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype);
+TD_API td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype,
+                          td_device *device);
 
 /** A contiguous tensor with a copy of the elements of a C array, in the order of their indices:
  *
- *     td_from_array((float[]){1, 2, 3, 4, 5, 6}, TD_SHAPE(2, 3), TD_F32)
+ *     td_from_array((float[]){1, 2, 3, 4, 5, 6}, TD_SHAPE(2, 3), TD_F32, NULL)
  *
  *  The array has as many elements as the shape, each of the C type of the dtype. */
-TD_API td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype);
+TD_API td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype,
+                                td_device *device);
 
 /** Frees memory of td_from_blob(). Called once, by the thread that releases it last. */
 typedef void (*td_blob_free_fn)(void *data, void *arg);
 
 /**
- * A tensor over the caller's memory, without a copy. `strides` has `ndim` entries, none negative;
+ * A tensor over the caller's memory, which is memory of `device`, without a copy. `strides` has `ndim` entries, none negative;
  * NULL: contiguous. The memory must stay until the last tensor over it is released; then
  * free_fn(data, arg) is called, unless it is NULL. It is not called if this fails.
  */
 TD_API td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
-                               td_dtype dtype, td_blob_free_fn free_fn, void *arg);
+                               td_dtype dtype, td_device *device, td_blob_free_fn free_fn,
+                               void *arg);
 
 /** Adds a reference, which is the caller's in any scope; drops one. NULL is fine. */
 TD_API td_tensor *td_tensor_retain(td_tensor *tensor);
 TD_API void td_tensor_release(td_tensor *tensor);
+
+/* ---- Memory for copies while the host goes on ---------------------------------------------------- */
+
+/** A copy of a tensor of the host in host memory that `device` can copy from while the host goes on: for
+ *  td_tensor_to_async(). The tensor itself if it is pinned. Memory that is given back is kept for the next tensor. */
+TD_API td_tensor *td_tensor_pin(td_tensor *tensor, td_device *device);
+TD_API bool td_tensor_is_pinned(const td_tensor *tensor);
+
+/** A stream uses the tensor by calls that the library does not see: its memory is not reused before the stream has run
+ *  what is enqueued now. The library's own operators do this by themselves. */
+TD_API void td_tensor_record_stream(td_tensor *tensor, td_stream *stream);
 
 /* ---- Scopes -----------------------------------------------------------------------------------
  *
@@ -139,7 +154,8 @@ TD_API td_tensor *td_scope_return(td_tensor *tensor);
  *
  * None of these fails for a valid tensor and dimension. */
 
-/** The first element. NULL for NULL; for a tensor without elements it may be NULL too. The memory may be lent to a
+/** The first element; on an accelerator its address there, which the host must not access. NULL for NULL; for a tensor
+ *  without elements it may be NULL too. The memory may be lent to a
  *  reader, such as another process, which sees what is written through this pointer; every function of the library
  *  that writes to such a tensor first moves it, and the pointer, to a copy. */
 TD_API void *td_tensor_data(const td_tensor *tensor);
@@ -161,8 +177,8 @@ TD_API const int64_t *td_tensor_shape(const td_tensor *tensor);
 TD_API int64_t td_tensor_numel(const td_tensor *tensor);
 TD_API size_t td_tensor_nbytes(const td_tensor *tensor);
 
-/** Its device: "cpu", "cpu:1" …; NULL for NULL. */
-TD_API const char *td_tensor_device(const td_tensor *tensor);
+/** Its device; NULL for NULL. */
+TD_API td_device *td_tensor_device(const td_tensor *tensor);
 
 /** Whether it is contiguous in row-major order. */
 TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);

@@ -27,7 +27,7 @@ td_tensor *td__sum_to(td_tensor *x, const struct td__layout *target)
     if (!dims)
         return td_tensor_retain(x);
     td_tensor *sum = td__empty("td_backward", shape, from->ndim, from->dtype, x->storage->device);
-    if (sum && td__kernels_of(x)->reduce(TD__REDUCE_SUM, sum, x, dims)) {
+    if (sum && td__kernels_of(x)->reduce(TD_REDUCE_KIND_SUM, sum, x, dims)) {
         td_tensor_release(sum);
         return NULL;
     }

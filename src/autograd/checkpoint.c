@@ -145,7 +145,7 @@ static td_status remember(struct checkpoint *checkpoint, td_tensor *const *input
 }
 
 /* An empty leaf that requires grad. */
-static td_tensor *make_dummy_leaf(struct td__device *device)
+static td_tensor *make_dummy_leaf(td_device *device)
 {
     td_tensor *tensor = td__empty("td_checkpoint", (int64_t[]){0}, 1, TD_F32, device);
     if (tensor && td_tensor_set_requires_grad(tensor, true)) {

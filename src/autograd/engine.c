@@ -80,7 +80,7 @@ static int pop(struct td__ready_queue *queue)
     return top;
 }
 
-struct td__ready_queue *td__engine_queue(struct td__pass *pass, struct td__device *device)
+struct td__ready_queue *td__engine_queue(struct td__pass *pass, td_device *device)
 {
     if (device->index < 0 || device == pass->here)
         device = NULL;

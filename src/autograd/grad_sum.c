@@ -14,13 +14,13 @@ td_status td__grad_add(td_tensor **sum, td_tensor *grad)
         *sum = td_tensor_retain(grad);
         return TD_OK;
     }
-    const struct td__kernels *kernels = td__kernels_of(grad);
+    const td_kernels *kernels = td__kernels_of(grad);
     if (may_change(*sum))
-        return kernels->binary(TD__ADD, *sum, *sum, grad);
+        return kernels->binary(TD_BINARY_ADD, *sum, *sum, grad);
     td_tensor *both = td__empty_like(grad);
     if (!both)
         return TD_ERR_NOMEM;
-    td_status status = kernels->binary(TD__ADD, both, *sum, grad);
+    td_status status = kernels->binary(TD_BINARY_ADD, both, *sum, grad);
     if (status) {
         td_tensor_release(both);
         return status;

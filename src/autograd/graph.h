@@ -12,7 +12,7 @@
 #ifndef TD_AUTOGRAD_GRAPH_H
 #define TD_AUTOGRAD_GRAPH_H
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/autograd.h>
 
@@ -41,7 +41,7 @@ struct td__hook {
 /* One output of a node: the layout of its gradient, and its hooks. */
 struct td__output {
     struct td__layout layout; /* of the tensor; shape and dtype count */
-    struct td__device *device;
+    td_device *device;
     struct td__hook *hooks;
     bool keep_grad;
     td_tensor *grad; /* of a leaf, and where keep_grad is set */

@@ -254,10 +254,10 @@ static td_status add_to_grad(struct td_node *node, td_tensor *grad)
         return output->grad ? TD_OK : TD_ERR_NOMEM;
     }
     TD_TRY(td__prepare_write(output->grad));
-    const struct td__kernels *kernels = td__kernels_of(grad);
+    const td_kernels *kernels = td__kernels_of(grad);
     td_status status = node->grad_is_zero
                            ? kernels->copy(output->grad, grad)
-                           : kernels->binary(TD__ADD, output->grad, output->grad, grad);
+                           : kernels->binary(TD_BINARY_ADD, output->grad, output->grad, grad);
     node->grad_is_zero = false;
     td__tensor_bump_version(output->grad);
     return status;

@@ -117,11 +117,11 @@ td_status td__kernel_status(const char *call, const td_tensor *x, td_status stat
     return status;
 }
 
-td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
+td_tensor *td__apply_unary(const char *call, td_unary op, td_tensor *x)
 {
     if (!x)
         return td__null(call);
-    td_tensor *out = op == TD__NOT || op == TD__ISNAN ? td__empty_like_as(x, TD_BOOL)
+    td_tensor *out = op == TD_UNARY_NOT || op == TD_UNARY_ISNAN ? td__empty_like_as(x, TD_BOOL)
                                                       : td__empty_like(x);
     if (!out)
         return NULL;
@@ -129,7 +129,7 @@ td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
     return td__kept(out, td__kernel_status(call, x, status));
 }
 
-td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b)
+td_tensor *td__apply_binary(const char *call, td_binary op, td_tensor *a, td_tensor *b)
 {
     struct td__pair pair;
     if (!a || !b)
@@ -137,7 +137,7 @@ td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *
     if (td__pair_init(&pair, call, a, b))
         return NULL;
     td_tensor *out = td__empty(call, pair.shape, pair.ndim,
-                               op >= TD__EQ ? TD_BOOL : a->layout.dtype, a->storage->device);
+                               op >= TD_BINARY_EQ ? TD_BOOL : a->layout.dtype, a->storage->device);
     if (out) {
         td_status status = td__kernels_of(a)->binary(op, out, pair.a, pair.b);
         out = td__kept(out, td__kernel_status(call, a, status));
@@ -146,12 +146,12 @@ td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *
     return out;
 }
 
-td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *a, double b,
+td_tensor *td__apply_scalar(const char *call, td_binary op, td_tensor *a, double b,
                             bool reversed)
 {
     if (!a)
         return td__null(call);
-    td_tensor *out = td__empty_like_as(a, op >= TD__EQ ? TD_BOOL : a->layout.dtype);
+    td_tensor *out = td__empty_like_as(a, op >= TD_BINARY_EQ ? TD_BOOL : a->layout.dtype);
     if (!out)
         return NULL;
     td_status status = td__kernels_of(a)->binary_scalar(op, out, a, b, reversed);

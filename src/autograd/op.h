@@ -10,7 +10,7 @@
  *
  *     td_tensor *td_square(td_tensor *x)
  *     {
- *         td_tensor *y = td__apply_unary(TD__SQUARE, x);            raw: one reference, not recorded
+ *         td_tensor *y = td__apply_unary(TD_UNARY_SQUARE, x);            raw: one reference, not recorded
  *         return td__result(&square_function, y,
  *                           &(td_node_spec){.inputs = {x}, .input_count = 1,
  *                                        .saved = {x}, .saved_count = 1});
@@ -52,7 +52,7 @@ td_status td__pair_init(struct td__pair *pair, const char *call, td_tensor *a, t
 void td__pair_free(struct td__pair *pair);
 
 /** Returns `tensor` if status is TD_OK; otherwise releases it and returns NULL. For
- *      return td__kept(out, kernels->unary(TD__EXP, out, x)); */
+ *      return td__kept(out, kernels->unary(TD_UNARY_EXP, out, x)); */
 td_tensor *td__kept(td_tensor *tensor, td_status status);
 
 /** Passes a kernel's status on, with the name of the call instead of the kernel's in the error. A
@@ -60,9 +60,9 @@ td_tensor *td__kept(td_tensor *tensor, td_status status);
 td_status td__kernel_status(const char *call, const td_tensor *x, td_status status);
 
 /** Raw result of one kernel: checks, allocates, computes. NULL for NULL, and on failure. */
-td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x);
-td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b);
-td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *a, double b,
+td_tensor *td__apply_unary(const char *call, td_unary op, td_tensor *x);
+td_tensor *td__apply_binary(const char *call, td_binary op, td_tensor *a, td_tensor *b);
+td_tensor *td__apply_scalar(const char *call, td_binary op, td_tensor *a, double b,
                             bool reversed);
 
 /** A number as a raw tensor of no dimensions, of the dtype and on the device of `like`. */
@@ -105,7 +105,7 @@ td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, i
                         unsigned *mask);
 
 /** The raw result of a kernel; the reduced dimensions have size 1. */
-td_tensor *td__apply_reduce(const char *call, enum td__reduce_kind kind, td_tensor *x,
+td_tensor *td__apply_reduce(const char *call, td_reduce_kind kind, td_tensor *x,
                             unsigned mask, td_dtype dtype);
 
 /** x without the dimensions of the mask, which have size 1. Takes over the reference. */

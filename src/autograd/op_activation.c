@@ -9,7 +9,7 @@
 
 static td_status unary_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
-    const enum td__unary_op *op = td_node_data(node);
+    const td_unary *op = td_node_data(node);
     td_tensor *saved = td_node_saved(node, 0);
     TD_TRY(td__done(saved));
     grad_x[0] = td__reuse(grad_y[0]);
@@ -20,7 +20,7 @@ static td_status unary_backward(td_node *node, td_tensor *const *grad_y, td_tens
 
 enum saves { SAVES_X, SAVES_Y };
 
-static td_tensor *activated(const td_function *function, enum td__unary_op op, td_tensor *x,
+static td_tensor *activated(const td_function *function, td_unary op, td_tensor *x,
                             enum saves saves)
 {
     td_tensor *y = td__apply_unary(function->name, op, x);
@@ -36,37 +36,37 @@ static td_tensor *activated(const td_function *function, enum td__unary_op op, t
 td_tensor *td_f_relu(td_tensor *x)
 {
     static const td_function function = {.name = "td_f_relu", .backward = unary_backward};
-    return activated(&function, TD__RELU, x, SAVES_Y);
+    return activated(&function, TD_UNARY_RELU, x, SAVES_Y);
 }
 
 td_tensor *td_f_gelu(td_tensor *x)
 {
     static const td_function function = {.name = "td_f_gelu", .backward = unary_backward};
-    return activated(&function, TD__GELU, x, SAVES_X);
+    return activated(&function, TD_UNARY_GELU, x, SAVES_X);
 }
 
 td_tensor *td_f_gelu_tanh(td_tensor *x)
 {
     static const td_function function = {.name = "td_f_gelu_tanh", .backward = unary_backward};
-    return activated(&function, TD__GELU_TANH, x, SAVES_X);
+    return activated(&function, TD_UNARY_GELU_TANH, x, SAVES_X);
 }
 
 td_tensor *td_f_silu(td_tensor *x)
 {
     static const td_function function = {.name = "td_f_silu", .backward = unary_backward};
-    return activated(&function, TD__SILU, x, SAVES_X);
+    return activated(&function, TD_UNARY_SILU, x, SAVES_X);
 }
 
 td_tensor *td_f_tanh(td_tensor *x)
 {
     static const td_function function = {.name = "td_f_tanh", .backward = unary_backward};
-    return activated(&function, TD__TANH, x, SAVES_Y);
+    return activated(&function, TD_UNARY_TANH, x, SAVES_Y);
 }
 
 td_tensor *td_f_sigmoid(td_tensor *x)
 {
     static const td_function function = {.name = "td_f_sigmoid", .backward = unary_backward};
-    return activated(&function, TD__SIGMOID, x, SAVES_Y);
+    return activated(&function, TD_UNARY_SIGMOID, x, SAVES_Y);
 }
 
 /* ---- Softmax ------------------------------------------------------------------------------------------ */

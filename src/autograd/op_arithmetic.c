@@ -7,7 +7,7 @@
 /* ---- Two tensors --------------------------------------------------------------------------------- */
 
 /* Saves a for the gradient of b, and b for that of a. */
-static td_tensor *binary(const td_function *function, enum td__binary_op op, td_tensor *a,
+static td_tensor *binary(const td_function *function, td_binary op, td_tensor *a,
                          td_tensor *b, bool saves)
 {
     td_node_spec spec = {.inputs = {a, b}, .input_count = 2};
@@ -29,7 +29,7 @@ static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_tensor *td_add(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_add", .backward = add_backward};
-    return binary(&function, TD__ADD, a, b, false);
+    return binary(&function, TD_BINARY_ADD, a, b, false);
 }
 
 static td_status sub_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -44,7 +44,7 @@ static td_status sub_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_tensor *td_sub(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_sub", .backward = sub_backward};
-    return binary(&function, TD__SUB, a, b, false);
+    return binary(&function, TD_BINARY_SUB, a, b, false);
 }
 
 static td_status add_scaled_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -91,7 +91,7 @@ static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_tensor *td_mul(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_mul", .backward = mul_backward};
-    return binary(&function, TD__MUL, a, b, true);
+    return binary(&function, TD_BINARY_MUL, a, b, true);
 }
 
 /* g / b, and -g (a / b) / b. */
@@ -112,7 +112,7 @@ static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_tensor *td_div(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_div", .backward = div_backward};
-    return td__result(&function, td__apply_binary(function.name, TD__DIV, a, b),
+    return td__result(&function, td__apply_binary(function.name, TD_BINARY_DIV, a, b),
                       &(td_node_spec){.inputs = {a, b},
                                       .input_count = 2,
                                       .saved = {td_tensor_requires_grad(b) ? a : NULL, b},
@@ -149,7 +149,7 @@ static td_status pow_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_tensor *td_pow(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_pow", .backward = pow_backward};
-    td_tensor *y = td__apply_binary(function.name, TD__POW, a, b);
+    td_tensor *y = td__apply_binary(function.name, TD_BINARY_POW, a, b);
     return td__result(&function, y,
                       &(td_node_spec){.inputs = {a, b},
                                       .input_count = 2,
@@ -172,7 +172,7 @@ static td_status choose_backward(td_node *node, td_tensor *const *grad_y, td_ten
     return TD_OK;
 }
 
-static td_tensor *choose(const td_function *function, enum td__binary_op op, td_tensor *a,
+static td_tensor *choose(const td_function *function, td_binary op, td_tensor *a,
                          td_tensor *b)
 {
     return td__result(
@@ -188,7 +188,7 @@ static td_status maximum_backward(td_node *node, td_tensor *const *grad_y, td_te
 td_tensor *td_maximum(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_maximum", .backward = maximum_backward};
-    return choose(&function, TD__MAXIMUM, a, b);
+    return choose(&function, TD_BINARY_MAXIMUM, a, b);
 }
 
 static td_status minimum_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -199,12 +199,12 @@ static td_status minimum_backward(td_node *node, td_tensor *const *grad_y, td_te
 td_tensor *td_minimum(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_minimum", .backward = minimum_backward};
-    return choose(&function, TD__MINIMUM, a, b);
+    return choose(&function, TD_BINARY_MINIMUM, a, b);
 }
 
 /* ---- A tensor and a number ------------------------------------------------------------------------- */
 
-static td_tensor *with_scalar(const td_function *function, enum td__binary_op op, td_tensor *a,
+static td_tensor *with_scalar(const td_function *function, td_binary op, td_tensor *a,
                               double b, bool reversed, bool saves)
 {
     return td__result(function, td__apply_scalar(function->name, op, a, b, reversed),
@@ -226,13 +226,13 @@ static td_status same_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 td_tensor *td_add_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_add_scalar", .backward = same_backward};
-    return with_scalar(&function, TD__ADD, a, b, false, false);
+    return with_scalar(&function, TD_BINARY_ADD, a, b, false, false);
 }
 
 td_tensor *td_sub_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_sub_scalar", .backward = same_backward};
-    return with_scalar(&function, TD__SUB, a, b, false, false);
+    return with_scalar(&function, TD_BINARY_SUB, a, b, false, false);
 }
 
 static td_status rsub_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -246,7 +246,7 @@ td_tensor *td_rsub_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_rsub_scalar",
                                          .backward = rsub_scalar_backward};
-    return with_scalar(&function, TD__SUB, a, b, true, false);
+    return with_scalar(&function, TD_BINARY_SUB, a, b, true, false);
 }
 
 static td_status mul_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -258,7 +258,7 @@ static td_status mul_scalar_backward(td_node *node, td_tensor *const *grad_y, td
 td_tensor *td_mul_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_mul_scalar", .backward = mul_scalar_backward};
-    return with_scalar(&function, TD__MUL, a, b, false, false);
+    return with_scalar(&function, TD_BINARY_MUL, a, b, false, false);
 }
 
 static td_status div_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -270,7 +270,7 @@ static td_status div_scalar_backward(td_node *node, td_tensor *const *grad_y, td
 td_tensor *td_div_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_div_scalar", .backward = div_scalar_backward};
-    return with_scalar(&function, TD__DIV, a, b, false, false);
+    return with_scalar(&function, TD_BINARY_DIV, a, b, false, false);
 }
 
 /* -g b / a^2. */
@@ -286,7 +286,7 @@ td_tensor *td_rdiv_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_rdiv_scalar",
                                          .backward = rdiv_scalar_backward};
-    return with_scalar(&function, TD__DIV, a, b, true, true);
+    return with_scalar(&function, TD_BINARY_DIV, a, b, true, true);
 }
 
 static bool is_integer(td_dtype dtype)
@@ -315,5 +315,5 @@ td_tensor *td_pow_scalar(td_tensor *a, double b)
                 td_dtype_name(a->layout.dtype), b);
         return NULL;
     }
-    return with_scalar(&function, TD__POW, a, b, false, true);
+    return with_scalar(&function, TD_BINARY_POW, a, b, false, true);
 }

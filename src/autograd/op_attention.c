@@ -108,9 +108,9 @@ static td_tensor *added_mask(td_tensor *mask, const td_tensor *q)
                 call, td_dtype_name(q->layout.dtype), td_dtype_name(mask->layout.dtype));
         return NULL;
     }
-    const struct td__kernels *kernels = td__kernels_of(q);
+    const td_kernels *kernels = td__kernels_of(q);
     td_tensor *added = td__adopt(td__empty_like_as(mask, q->layout.dtype));
-    if (!added || kernels->copy(added, mask) || kernels->unary(TD__LOG, added, added))
+    if (!added || kernels->copy(added, mask) || kernels->unary(TD_UNARY_LOG, added, added))
         return NULL;
     return added;
 }
@@ -199,7 +199,7 @@ static struct td_tensor rows_of(const td_tensor *lse, const struct attention *at
 
 static td_status attend(const struct attention *attention, td_tensor *y, td_tensor *lse)
 {
-    const struct td__kernels *kernels = td__kernels_of(y);
+    const td_kernels *kernels = td__kernels_of(y);
     struct td_tensor mask, rows;
     for (int64_t i = 0, parts = parts_of(attention); i < parts; i++) {
         struct td_tensor q = part_of(attention->q, i), k = part_of(attention->k, i);
@@ -222,7 +222,7 @@ enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_Y, SAVED_LSE, SAVED_MASK, SAVED_COUNT };
 static td_status differentiate(const struct attention *attention, const td_tensor *grad_y,
                                const td_tensor *y, const td_tensor *lse, td_tensor *const *grads)
 {
-    const struct td__kernels *kernels = td__kernels_of(y);
+    const td_kernels *kernels = td__kernels_of(y);
     struct td_tensor mask;
     for (int64_t i = 0, parts = parts_of(attention); i < parts; i++) {
         struct td_tensor q = part_of(attention->q, i), k = part_of(attention->k, i);
@@ -308,8 +308,8 @@ static td_tensor *with_causal(const struct attention *attention, td_tensor *mask
                               const td_tensor *q)
 {
     const int64_t shape[] = {attention->rows, attention->columns};
-    td_tensor *hidden = td_triu(td_full(shape, 2, -INFINITY, q->layout.dtype), 1);
-    hidden = td_tensor_to(hidden, q->storage->device->name);
+    td_tensor *hidden = td_triu(td_full(shape, 2, -INFINITY, q->layout.dtype, q->storage->device),
+                                1);
     return mask ? td_add(mask, hidden) : hidden;
 }
 
@@ -329,7 +329,7 @@ static td_status find_masked_rows(td_tensor *mask, td_tensor **masked)
         td_tensor *all = td__fresh(call, shape, ndim, hidden);
         if (!all)
             return TD_ERR_NOMEM;
-        TD_TRY(td__kernels_of(all)->reduce(TD__REDUCE_ALL, all, hidden, 1u << (ndim - 1)));
+        TD_TRY(td__kernels_of(all)->reduce(TD_REDUCE_KIND_ALL, all, hidden, 1u << (ndim - 1)));
         if (td_item(td_any(all)) != 0)
             *masked = all;
     }

@@ -28,13 +28,12 @@ struct class_loss {
 struct loss_data {
     int64_t shape[3];
     int64_t ignore_index;
-    double scale;
-    bool has_weight;
+    bool has_weight, has_factor;
 };
 
 /* ---- Backward -------------------------------------------------------------------------------------- */
 
-/* saved: target, weight, and for cross_entropy the log_softmax. */
+/* saved: target, weight, the factor of the mean, and for cross_entropy the log_softmax. */
 static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores,
                                 td_tensor **grad_x)
 {
@@ -44,7 +43,10 @@ static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores
     td_tensor *weight = data->has_weight ? td_node_saved(node, 1) : NULL;
     if (data->has_weight)
         TD_TRY(td__done(weight));
-    td_tensor *log_softmax = of_scores ? td_node_saved(node, 2) : NULL;
+    td_tensor *factor = data->has_factor ? td_node_saved(node, 2) : NULL;
+    if (data->has_factor)
+        TD_TRY(td__done(factor));
+    td_tensor *log_softmax = of_scores ? td_node_saved(node, 3) : NULL;
     if (of_scores)
         TD_TRY(td__done(log_softmax));
     struct td__grad_buffer buffer;
@@ -52,15 +54,14 @@ static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores
     td_tensor *grad = td__scoped_contiguous(grad_y);
     if (!grad)
         return TD_ERR_NOMEM;
-    const struct td__kernels *kernels = td__kernels_of(grad);
+    const td_kernels *kernels = td__kernels_of(grad);
     struct td_tensor into = td__view_as(buffer.into, data->shape, 3);
     if (of_scores) {
         struct td_tensor logs = td__view_as(log_softmax, data->shape, 3);
-        TD_TRY(kernels->cross_entropy_grad(&into, grad, data->scale, &logs, target, weight,
+        TD_TRY(kernels->cross_entropy_grad(&into, grad, factor, &logs, target, weight,
                                            data->ignore_index));
     } else {
-        TD_TRY(
-            kernels->nll_loss_grad(&into, grad, data->scale, target, weight, data->ignore_index));
+        TD_TRY(kernels->nll_loss_grad(&into, grad, factor, target, weight, data->ignore_index));
     }
     return td__grad_buffer_close(&buffer, grad_x);
 }
@@ -115,14 +116,7 @@ static td_tensor *merge_ignored(td_tensor *target, int64_t ignore_index)
 {
     if (ignore_index == ALWAYS_IGNORED)
         return target;
-    td_tensor *merged = td__adopt(td__clone(target));
-    int64_t *elements = td_tensor_data(merged);
-    if (!merged || !merged->storage->device->kind->is_host_memory)
-        return merged;
-    for (int64_t i = 0; i < merged->layout.numel; i++)
-        if (elements[i] == ALWAYS_IGNORED)
-            elements[i] = ignore_index;
-    return merged;
+    return td_masked_fill(target, td_eq_scalar(target, ALWAYS_IGNORED), (double)ignore_index);
 }
 
 static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x, td_tensor *target,
@@ -149,34 +143,35 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
 
 /* ---- Forward --------------------------------------------------------------------------------------- */
 
-/* The losses of log-probabilities, raw; *scale is the factor of their sum in the mean. */
-static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs, double *scale)
+/* The losses of log-probabilities, raw; *factor, in the scope, is that of their sum in the mean, or NULL. */
+static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs,
+                            td_tensor **factor)
 {
-    double total = 0;
+    td_device *device = logs->storage->device;
+    bool mean = loss->reduction == TD_REDUCE_MEAN;
+    *factor = mean ? td__adopt(td__empty(loss->call, NULL, 0, TD_F64, device)) : NULL;
     td_tensor *y = td__empty_like_as(loss->target, logs->layout.dtype);
-    if (!y)
-        return NULL;
+    if (!y || (mean && !*factor))
+        return td__kept(y, TD_ERR_NOMEM);
     struct td_tensor x = td__view_as(logs, loss->shape, 3);
-    td_status status = td__kernels_of(y)->nll_loss(y, &total, &x, loss->target, loss->weight,
+    td_status status = td__kernels_of(y)->nll_loss(y, *factor, &x, loss->target, loss->weight,
                                                    loss->ignore_index);
-    y = td__kept(y, td__kernel_status(loss->call, logs, status));
-    *scale = loss->reduction == TD_REDUCE_MEAN ? 1 / total : 1;
-    return y;
+    return td__kept(y, td__kernel_status(loss->call, logs, status));
 }
 
-/* The sum of the losses times scale, raw. Releases `losses`. */
-static td_tensor *sum_of(td_tensor *losses, double scale)
+/* The sum of the losses times factor, raw. Releases `losses`. */
+static td_tensor *sum_of(td_tensor *losses, const td_tensor *factor)
 {
     td_tensor *sum = td__empty("td_nll_loss", NULL, 0, losses->layout.dtype,
                                losses->storage->device);
     if (sum) {
-        const struct td__kernels *kernels = td__kernels_of(losses);
+        const td_kernels *kernels = td__kernels_of(losses);
         int64_t count = losses->layout.numel;
         struct td_tensor row = td__view_as(losses, &count, 1);
         struct td_tensor out = td__view_as(sum, (int64_t[]){1}, 1);
-        sum = td__kept(sum, kernels->reduce(TD__REDUCE_SUM, &out, &row, 1));
-        if (sum && scale != 1)
-            sum = td__kept(sum, kernels->binary_scalar(TD__MUL, sum, sum, scale, false));
+        sum = td__kept(sum, kernels->reduce(TD_REDUCE_KIND_SUM, &out, &row, 1));
+        if (sum && factor)
+            sum = td__kept(sum, kernels->scale(&sum, 1, factor));
     }
     td_tensor_release(losses);
     return sum;
@@ -186,17 +181,18 @@ static td_tensor *sum_of(td_tensor *losses, double scale)
 static td_tensor *class_loss(const td_function *function, const struct class_loss *loss,
                              td_tensor *x, td_tensor *logs)
 {
+    td_tensor *factor, *y = losses_of(loss, logs, &factor);
     struct loss_data data = {.ignore_index = loss->ignore_index,
-                             .has_weight = loss->weight != NULL};
+                             .has_weight = loss->weight != NULL,
+                             .has_factor = factor != NULL};
     memcpy(data.shape, loss->shape, sizeof data.shape);
-    td_tensor *y = losses_of(loss, logs, &data.scale);
     if (y && loss->reduction != TD_REDUCE_NONE)
-        y = sum_of(y, data.scale);
+        y = sum_of(y, factor);
     return td__result(function, y,
                       &(td_node_spec){.inputs = {x},
                                       .input_count = 1,
-                                      .saved = {loss->target, loss->weight, logs},
-                                      .saved_count = function == &nll_function ? 2 : 3,
+                                      .saved = {loss->target, loss->weight, factor, logs},
+                                      .saved_count = function == &nll_function ? 3 : 4,
                                       .data = &data,
                                       .data_size = sizeof data});
 }
@@ -231,10 +227,9 @@ static td_tensor *smooth_losses(const struct class_loss *loss, td_tensor *logs)
 
 static td_tensor *smoothed(const struct class_loss *loss, td_tensor *x, double smoothing)
 {
-    double scale;
-    td_tensor *logs = td_f_log_softmax(x, x->layout.ndim == 1 ? 0 : 1);
+    td_tensor *factor = NULL, *logs = td_f_log_softmax(x, x->layout.ndim == 1 ? 0 : 1);
     td_tensor *values = logs ? td__scoped_contiguous(logs) : NULL;
-    td_tensor *measured = values ? td__adopt(losses_of(loss, values, &scale)) : NULL;
+    td_tensor *measured = values ? td__adopt(losses_of(loss, values, &factor)) : NULL;
     if (!measured)
         return NULL;
     struct class_loss each = *loss;
@@ -243,7 +238,10 @@ static td_tensor *smoothed(const struct class_loss *loss, td_tensor *x, double s
     td_tensor *smooth = smooth_losses(loss, logs);
     td_tensor *both = td_add_scaled(td_mul_scalar(sharp, 1 - smoothing), smooth,
                                     smoothing / (double)loss->shape[1]);
-    return loss->reduction == TD_REDUCE_NONE ? both : td_mul_scalar(td_sum(both), scale);
+    if (loss->reduction == TD_REDUCE_NONE)
+        return both;
+    td_tensor *sum = td_sum(both);
+    return factor ? td_mul(sum, td_to_dtype(factor, x->layout.dtype)) : sum;
 }
 
 static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_options *options)

@@ -8,87 +8,87 @@
 
 td_tensor *td_eq(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_eq", TD__EQ, a, b));
+    return td__adopt(td__apply_binary("td_eq", TD_BINARY_EQ, a, b));
 }
 
 td_tensor *td_ne(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_ne", TD__NE, a, b));
+    return td__adopt(td__apply_binary("td_ne", TD_BINARY_NE, a, b));
 }
 
 td_tensor *td_lt(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_lt", TD__LT, a, b));
+    return td__adopt(td__apply_binary("td_lt", TD_BINARY_LT, a, b));
 }
 
 td_tensor *td_le(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_le", TD__LE, a, b));
+    return td__adopt(td__apply_binary("td_le", TD_BINARY_LE, a, b));
 }
 
 td_tensor *td_gt(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_gt", TD__GT, a, b));
+    return td__adopt(td__apply_binary("td_gt", TD_BINARY_GT, a, b));
 }
 
 td_tensor *td_ge(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_ge", TD__GE, a, b));
+    return td__adopt(td__apply_binary("td_ge", TD_BINARY_GE, a, b));
 }
 
 td_tensor *td_eq_scalar(td_tensor *a, double b)
 {
-    return td__adopt(td__apply_scalar("td_eq_scalar", TD__EQ, a, b, false));
+    return td__adopt(td__apply_scalar("td_eq_scalar", TD_BINARY_EQ, a, b, false));
 }
 
 td_tensor *td_ne_scalar(td_tensor *a, double b)
 {
-    return td__adopt(td__apply_scalar("td_ne_scalar", TD__NE, a, b, false));
+    return td__adopt(td__apply_scalar("td_ne_scalar", TD_BINARY_NE, a, b, false));
 }
 
 td_tensor *td_lt_scalar(td_tensor *a, double b)
 {
-    return td__adopt(td__apply_scalar("td_lt_scalar", TD__LT, a, b, false));
+    return td__adopt(td__apply_scalar("td_lt_scalar", TD_BINARY_LT, a, b, false));
 }
 
 td_tensor *td_le_scalar(td_tensor *a, double b)
 {
-    return td__adopt(td__apply_scalar("td_le_scalar", TD__LE, a, b, false));
+    return td__adopt(td__apply_scalar("td_le_scalar", TD_BINARY_LE, a, b, false));
 }
 
 td_tensor *td_gt_scalar(td_tensor *a, double b)
 {
-    return td__adopt(td__apply_scalar("td_gt_scalar", TD__GT, a, b, false));
+    return td__adopt(td__apply_scalar("td_gt_scalar", TD_BINARY_GT, a, b, false));
 }
 
 td_tensor *td_ge_scalar(td_tensor *a, double b)
 {
-    return td__adopt(td__apply_scalar("td_ge_scalar", TD__GE, a, b, false));
+    return td__adopt(td__apply_scalar("td_ge_scalar", TD_BINARY_GE, a, b, false));
 }
 
 td_tensor *td_logical_and(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_logical_and", TD__AND, a, b));
+    return td__adopt(td__apply_binary("td_logical_and", TD_BINARY_AND, a, b));
 }
 
 td_tensor *td_logical_or(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_logical_or", TD__OR, a, b));
+    return td__adopt(td__apply_binary("td_logical_or", TD_BINARY_OR, a, b));
 }
 
 td_tensor *td_logical_xor(td_tensor *a, td_tensor *b)
 {
-    return td__adopt(td__apply_binary("td_logical_xor", TD__XOR, a, b));
+    return td__adopt(td__apply_binary("td_logical_xor", TD_BINARY_XOR, a, b));
 }
 
 td_tensor *td_logical_not(td_tensor *a)
 {
-    return td__adopt(td__apply_unary("td_logical_not", TD__NOT, a));
+    return td__adopt(td__apply_unary("td_logical_not", TD_UNARY_NOT, a));
 }
 
 td_tensor *td_isnan(td_tensor *a)
 {
-    return td__adopt(td__apply_unary("td_isnan", TD__ISNAN, a));
+    return td__adopt(td__apply_unary("td_isnan", TD_UNARY_ISNAN, a));
 }
 
 /* ---- As a whole ------------------------------------------------------------------------------------ */
@@ -101,7 +101,7 @@ bool td_equal(td_tensor *a, td_tensor *b)
     {
         TD_SCOPE;
         TD_NO_GRAD;
-        equal = td_item(td_all(td__adopt(td__apply_binary("td_equal", TD__EQ, a, b)))) == 1;
+        equal = td_item(td_all(td__adopt(td__apply_binary("td_equal", TD_BINARY_EQ, a, b)))) == 1;
     }
     return equal;
 }

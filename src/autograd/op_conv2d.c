@@ -9,7 +9,7 @@
 static const char call[] = "td_f_conv2d";
 
 struct conv {
-    struct td__window window;
+    td_window window;
     struct td__image image;    /* of x */
     int64_t outputs, sizes[2]; /* O, H', W' */
 };
@@ -39,7 +39,7 @@ static td_status grad_of_input(td_node *node, const td_tensor *grad, const struc
 static td_status grad_of_weight(td_node *node, const td_tensor *grad, const struct conv *conv,
                                 td_tensor **grads)
 {
-    const struct td__kernels *kernels = td__kernels_of(grad);
+    const td_kernels *kernels = td__kernels_of(grad);
     td_tensor *x = td_node_saved(node, 0);
     TD_TRY(td__done(x));
     struct td_tensor images = td__view_as(x, conv->image.shape, 4);
@@ -61,7 +61,7 @@ static td_status grad_of_weight(td_node *node, const td_tensor *grad, const stru
     }
     TD_TRY(kernels->conv2d_grad_weight(grad_w, into, grad, &images, &conv->window, accumulate));
     if (into != grad_b)
-        TD_TRY(accumulate_bias ? kernels->binary(TD__ADD, grad_b, grad_b, into)
+        TD_TRY(accumulate_bias ? kernels->binary(TD_BINARY_ADD, grad_b, grad_b, into)
                                : kernels->copy(grad_b, into));
     grads[1] = grad_w;
     grads[2] = grad_b;
@@ -74,7 +74,7 @@ static td_status grad_of_bias(td_node *node, const td_tensor *grad, td_tensor **
     TD_TRY(td__grad_buffer_open(&buffer, node, 2));
     struct td_tensor sums = td__view_as(buffer.into,
                                         (int64_t[]){1, buffer.into->layout.numel, 1, 1}, 4);
-    TD_TRY(td__kernels_of(grad)->reduce(TD__REDUCE_SUM, &sums, grad, 1u << 0 | 1u << 2 | 1u << 3));
+    TD_TRY(td__kernels_of(grad)->reduce(TD_REDUCE_KIND_SUM, &sums, grad, 1u << 0 | 1u << 2 | 1u << 3));
     return td__grad_buffer_close(&buffer, grad_bias);
 }
 
@@ -114,7 +114,7 @@ static td_status prepare(const td_tensor *x, const td_tensor *weight, const td_t
                        (long long)w[1], (long long)w[0]);
     TD_TRY(td__check_optional(call, "bias", bias, x, w, 1));
     conv->outputs = w[0];
-    conv->window = (struct td__window){.groups = groups};
+    conv->window = (td_window){.groups = groups};
     for (int i = 0; i < 2; i++) {
         conv->window.kernel[i] = w[2 + i];
         conv->window.stride[i] = td__or(options->stride[i], 1);

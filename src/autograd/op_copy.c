@@ -4,7 +4,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 
 /* ---- Another dtype --------------------------------------------------------------------------------- */
 
@@ -43,73 +42,47 @@ td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype)
 
 /* ---- Another device -------------------------------------------------------------------------------- */
 
-/* Copies between two devices whose memory the host cannot access, through a buffer on the host. */
-static td_status carry(td_tensor *to, td_tensor *from, size_t bytes)
+static td_tensor *moved(td_tensor *tensor, td_device *device, bool async)
 {
-    struct td__device *source = from->storage->device, *target = to->storage->device;
-    void *host = malloc(bytes);
-    if (!host)
-        return td__fail_nomem("td_tensor_to");
-    td_status status = source->kind->to_host(source, host, td_tensor_data(from), bytes);
-    if (!status)
-        status = target->kind->from_host(target, td_tensor_data(to), host, bytes);
-    free(host);
-    return status;
-}
-
-/* Both are contiguous; if both are in host memory, only `to` must be. */
-static td_status move(td_tensor *to, td_tensor *from)
-{
-    struct td__device *source = from->storage->device, *target = to->storage->device;
-    size_t bytes = td_tensor_nbytes(from);
-    if (bytes == 0)
-        return TD_OK;
-    if (source->kind->is_host_memory && target->kind->is_host_memory) {
-        td__layout_copy(&to->layout, td_tensor_data(to), &from->layout, td_tensor_data(from));
-        return TD_OK;
-    }
-    if (source->kind->is_host_memory)
-        return target->kind->from_host(target, td_tensor_data(to), td_tensor_data(from), bytes);
-    if (target->kind->is_host_memory)
-        return source->kind->to_host(source, td_tensor_data(to), td_tensor_data(from), bytes);
-    return carry(to, from, bytes);
-}
-
-static td_tensor *moved(td_tensor *tensor, struct td__device *device)
-{
-    bool as_it_is = tensor->storage->device->kind->is_host_memory && device->kind->is_host_memory;
-    td_tensor *from = as_it_is ? td_tensor_retain(tensor) : td__contiguous(tensor);
-    td_tensor *to = from ? td__empty("td_tensor_to", tensor->layout.shape, tensor->layout.ndim,
-                                     tensor->layout.dtype, device)
-                         : NULL;
-    if (to)
-        to = td__kept(to, move(to, from));
-    td_tensor_release(from);
-    return to;
+    bool to_host = async && device->is_host && !td__on_host(tensor);
+    td_tensor *to = to_host ? td__empty_pinned(tensor->storage->device, &tensor->layout)
+                            : td__empty("td_tensor_to", tensor->layout.shape, tensor->layout.ndim,
+                                        tensor->layout.dtype, device);
+    return to ? td__kept(to, td__transfer("td_tensor_to", to, tensor, async)) : NULL;
 }
 
 static td_status to_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
-    struct td__device *const *device = td_node_data(node);
-    grad_x[0] = td__adopt(moved(grad_y[0], *device));
+    td_device *const *device = td_node_data(node);
+    grad_x[0] = td__adopt(moved(grad_y[0], *device, false));
     return td__done(grad_x[0]);
 }
 
-td_tensor *td_tensor_to(td_tensor *tensor, const char *device)
+static td_tensor *to_device(td_tensor *tensor, td_device *device, bool async)
 {
     static const td_function function = {.name = "td_tensor_to", .backward = to_backward};
     if (!tensor)
-        return td__null(__func__);
-    struct td__device *target = td__find_device(function.name, device);
-    struct td__device *source = tensor->storage->device;
+        return td__null(function.name);
+    td_device *target = td__use_device(function.name, device);
+    td_device *source = tensor->storage->device;
     if (!target)
         return NULL;
     if (target == source)
         return td__adopt(td_tensor_retain(tensor));
     return td__result(
-        &function, moved(tensor, target),
+        &function, moved(tensor, target, async),
         &(td_node_spec){
             .inputs = {tensor}, .input_count = 1, .data = &source, .data_size = sizeof source});
+}
+
+td_tensor *td_tensor_to(td_tensor *tensor, td_device *device)
+{
+    return to_device(tensor, device, false);
+}
+
+td_tensor *td_tensor_to_async(td_tensor *tensor, td_device *device)
+{
+    return to_device(tensor, device, true);
 }
 
 /* ---- One number ------------------------------------------------------------------------------------ */
@@ -126,17 +99,13 @@ double td_item(td_tensor *tensor)
                 td__shape_of(tensor), tensor->layout.numel);
         return value;
     }
-    struct td__device *device = tensor->storage->device;
-    if (device->kind->is_host_memory && tensor->layout.dtype == TD_F32)
+    if (td__on_host(tensor) && tensor->layout.dtype == TD_F32)
         return *(const float *)td_tensor_data(tensor);
-    td_tensor *wide = td__empty_like_as(tensor, TD_F64);
-    if (!wide)
-        return value;
-    td_status status = td__kernels_of(wide)->copy(wide, tensor);
-    if (!status && device->kind->is_host_memory)
+    td_tensor *here = td__to_host("td_item", tensor);
+    td_tensor *wide = here ? td__empty_like_as(here, TD_F64) : NULL;
+    if (wide && !td__cpu_kernels.copy(wide, here))
         value = *(const double *)td_tensor_data(wide);
-    else if (!status && device->kind->to_host(device, &value, td_tensor_data(wide), sizeof value))
-        value = NAN;
     td_tensor_release(wide);
+    td_tensor_release(here);
     return value;
 }

@@ -16,7 +16,7 @@ static td_status embedding_backward(td_node *node, td_tensor *const *grad_y, td_
     td_tensor *table = td__grad_target_or_new(node, 0, &accumulate);
     if (!table)
         return TD_ERR_NOMEM;
-    const struct td__kernels *kernels = td__kernels_of(table);
+    const td_kernels *kernels = td__kernels_of(table);
     int64_t count = indices->layout.numel;
     td_tensor *rows = td__adopt(
         td__reshape(grad_y[0], (int64_t[]){count, table->layout.shape[1]}, 2, NULL));

@@ -14,7 +14,7 @@ static td_status extreme_backward(td_node *node, td_tensor *const *grad_y, td_te
     return td__done(grad_x[0]);
 }
 
-static td_tensor *extreme(const td_function *function, enum td__reduce_kind kind, td_tensor *x)
+static td_tensor *extreme(const td_function *function, td_reduce_kind kind, td_tensor *x)
 {
     if (!x)
         return td__null(function->name);
@@ -34,13 +34,13 @@ static td_tensor *extreme(const td_function *function, enum td__reduce_kind kind
 td_tensor *td_max(td_tensor *x)
 {
     static const td_function function = {.name = "td_max", .backward = extreme_backward};
-    return extreme(&function, TD__REDUCE_MAX, x);
+    return extreme(&function, TD_REDUCE_KIND_MAX, x);
 }
 
 td_tensor *td_min(td_tensor *x)
 {
     static const td_function function = {.name = "td_min", .backward = extreme_backward};
-    return extreme(&function, TD__REDUCE_MIN, x);
+    return extreme(&function, TD_REDUCE_KIND_MIN, x);
 }
 
 /* ---- Along one dimension --------------------------------------------------------------------------- */
@@ -148,7 +148,7 @@ td_tensor *td_min_dim(td_tensor *x, int dim, bool keepdim, td_tensor **indices)
 
 /* ---- Truth ----------------------------------------------------------------------------------------- */
 
-static td_tensor *truth(const char *call, enum td__reduce_kind kind, td_tensor *x)
+static td_tensor *truth(const char *call, td_reduce_kind kind, td_tensor *x)
 {
     if (!x)
         return td__null(call);
@@ -158,10 +158,10 @@ static td_tensor *truth(const char *call, enum td__reduce_kind kind, td_tensor *
 
 td_tensor *td_all(td_tensor *x)
 {
-    return truth("td_all", TD__REDUCE_ALL, x);
+    return truth("td_all", TD_REDUCE_KIND_ALL, x);
 }
 
 td_tensor *td_any(td_tensor *x)
 {
-    return truth("td_any", TD__REDUCE_ANY, x);
+    return truth("td_any", TD_REDUCE_KIND_ANY, x);
 }

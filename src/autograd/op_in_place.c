@@ -55,7 +55,7 @@ static td_status prepare(const char *call, td_tensor *x, td_tensor *b, struct op
 }
 
 /* Changes x by an operation with b and records it. */
-static td_status change(const td_function *function, enum td__binary_op op, td_tensor *x,
+static td_status change(const td_function *function, td_binary op, td_tensor *x,
                         struct operand *b, td_node_spec *spec)
 {
     td_status status = td__kernels_of(x)->binary(op, x, x, b->view);
@@ -113,10 +113,10 @@ static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor
     return td__done(grad_x[1]);
 }
 
-static td_status add(const td_function *function, enum td__binary_op op, td_tensor *x, td_tensor *b)
+static td_status add(const td_function *function, td_binary op, td_tensor *x, td_tensor *b)
 {
     struct operand operand = {0};
-    double alpha = op == TD__ADD ? 1 : -1;
+    double alpha = op == TD_BINARY_ADD ? 1 : -1;
     TD_TRY(prepare(function->name, x, b, &operand));
     td_status status = change(function, op, x, &operand,
                               &(td_node_spec){.data = &alpha, .data_size = sizeof alpha});
@@ -127,13 +127,13 @@ static td_status add(const td_function *function, enum td__binary_op op, td_tens
 td_status td_add_(td_tensor *x, td_tensor *b)
 {
     static const td_function function = {.name = "td_add_", .backward = add_backward};
-    return add(&function, TD__ADD, x, b);
+    return add(&function, TD_BINARY_ADD, x, b);
 }
 
 td_status td_sub_(td_tensor *x, td_tensor *b)
 {
     static const td_function function = {.name = "td_sub_", .backward = add_backward};
-    return add(&function, TD__SUB, x, b);
+    return add(&function, TD_BINARY_SUB, x, b);
 }
 
 td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
@@ -154,7 +154,7 @@ td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
 
 /* For a product or a quotient: saves a copy of the old x if the gradient of b needs it, so that x
  * may be changed again. */
-static td_status change_and_save(const td_function *function, enum td__binary_op op, td_tensor *x,
+static td_status change_and_save(const td_function *function, td_binary op, td_tensor *x,
                                  td_tensor *b)
 {
     struct operand operand = {0};
@@ -165,7 +165,7 @@ static td_status change_and_save(const td_function *function, enum td__binary_op
         before = td__clone(x);
         status = before ? TD_OK : TD_ERR_NOMEM;
     }
-    td_tensor *stable = td_tensor_requires_grad(x) || op == TD__DIV ? operand.stable : NULL;
+    td_tensor *stable = td_tensor_requires_grad(x) || op == TD_BINARY_DIV ? operand.stable : NULL;
     if (!status)
         status = change(function, op, x, &operand,
                         &(td_node_spec){.saved = {before, stable}, .saved_count = 2});
@@ -189,7 +189,7 @@ static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_status td_mul_(td_tensor *x, td_tensor *b)
 {
     static const td_function function = {.name = "td_mul_", .backward = mul_backward};
-    return change_and_save(&function, TD__MUL, x, b);
+    return change_and_save(&function, TD_BINARY_MUL, x, b);
 }
 
 /* g / b, and -g / b times the old x, over b. */
@@ -208,12 +208,12 @@ static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_status td_div_(td_tensor *x, td_tensor *b)
 {
     static const td_function function = {.name = "td_div_", .backward = div_backward};
-    return change_and_save(&function, TD__DIV, x, b);
+    return change_and_save(&function, TD_BINARY_DIV, x, b);
 }
 
 /* ---- With numbers ---------------------------------------------------------------------------------- */
 
-static td_status change_by(const td_function *function, enum td__binary_op op, td_tensor *x,
+static td_status change_by(const td_function *function, td_binary op, td_tensor *x,
                            double b)
 {
     if (!x)
@@ -236,7 +236,7 @@ static td_status add_scalar_backward(td_node *node, td_tensor *const *grad_y, td
 td_status td_add_scalar_(td_tensor *x, double b)
 {
     static const td_function function = {.name = "td_add_scalar_", .backward = add_scalar_backward};
-    return change_by(&function, TD__ADD, x, b);
+    return change_by(&function, TD_BINARY_ADD, x, b);
 }
 
 static td_status mul_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -248,7 +248,7 @@ static td_status mul_scalar_backward(td_node *node, td_tensor *const *grad_y, td
 td_status td_mul_scalar_(td_tensor *x, double b)
 {
     static const td_function function = {.name = "td_mul_scalar_", .backward = mul_scalar_backward};
-    return change_by(&function, TD__MUL, x, b);
+    return change_by(&function, TD_BINARY_MUL, x, b);
 }
 
 /* ---- Functions ------------------------------------------------------------------------------------- */
@@ -261,7 +261,7 @@ static td_status relu_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     grad_x[0] = td__reuse(grad_y[0]);
     if (!grad_x[0])
         return TD_ERR_NOMEM;
-    return td__kernels_of(y)->unary_grad(TD__RELU, grad_x[0], grad_y[0], y);
+    return td__kernels_of(y)->unary_grad(TD_UNARY_RELU, grad_x[0], grad_y[0], y);
 }
 
 td_status td_f_relu_(td_tensor *x)
@@ -270,7 +270,7 @@ td_status td_f_relu_(td_tensor *x)
     if (!x)
         return td__fail_null(__func__);
     TD_TRY(check_target(function.name, x));
-    TD_TRY(td__kernel_status(function.name, x, td__kernels_of(x)->unary(TD__RELU, x, x)));
+    TD_TRY(td__kernel_status(function.name, x, td__kernels_of(x)->unary(TD_UNARY_RELU, x, x)));
     return td__record_in_place(
         &function, x,
         &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {x}, .saved_count = 1});

@@ -85,7 +85,7 @@ td_status td__grad_buffer_close(struct td__grad_buffer *buffer, td_tensor **grad
 {
     if (buffer->into != buffer->grad)
         TD_TRY(td__kernels_of(buffer->grad)
-                   ->binary(TD__ADD, buffer->grad, buffer->grad, buffer->into));
+                   ->binary(TD_BINARY_ADD, buffer->grad, buffer->grad, buffer->into));
     *grad_input = buffer->grad;
     return TD_OK;
 }

@@ -24,7 +24,7 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
     td_tensor *grad = td__adopt(td__reshape(grad_y[0], (int64_t[]){n, outputs}, 2, NULL));
     if (!grad)
         return TD_ERR_NOMEM;
-    const struct td__kernels *kernels = td__kernels_of(grad);
+    const td_kernels *kernels = td__kernels_of(grad);
     if (td_node_needs(node, 0)) {
         td_tensor *w = td_node_saved(node, 1);
         TD_TRY(td__done(w));
@@ -52,7 +52,7 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
     if (!bias.grad)
         return TD_OK;
     struct td_tensor sums = td__view_as(bias.into, (int64_t[]){1, outputs}, 2);
-    TD_TRY(kernels->reduce(TD__REDUCE_SUM, &sums, grad, 1u << 0));
+    TD_TRY(kernels->reduce(TD_REDUCE_KIND_SUM, &sums, grad, 1u << 0));
     return td__grad_buffer_close(&bias, &grads[2]);
 }
 

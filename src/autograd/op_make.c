@@ -8,9 +8,10 @@
 
 /* ---- Constants ------------------------------------------------------------------------------------- */
 
-td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
 {
-    td_tensor *ones = td__empty("td_ones", shape, ndim, dtype, td__host_device());
+    device = td__use_device("td_ones", device);
+    td_tensor *ones = device ? td__empty("td_ones", shape, ndim, dtype, device) : NULL;
     return ones ? td__adopt(td__kept(ones, td__kernels_of(ones)->fill(ones, 1))) : NULL;
 }
 
@@ -73,6 +74,14 @@ static td_dtype dtype_of_range(td_dtype dtype)
     return is_integer(dtype) && dtype != TD_U64 ? TD_I64 : dtype;
 }
 
+/* A tensor of the host, on another device, in the scope. Releases it. */
+static td_tensor *placed(td_tensor *tensor, td_device *device)
+{
+    td_tensor *there = td_tensor_to(tensor, device);
+    td_tensor_release(tensor);
+    return there;
+}
+
 /* Fills `list`, computed in another dtype if necessary. */
 static td_tensor *filled_range(td_tensor *list, td_dtype computed, bool linspace, double start,
                                double other)
@@ -104,10 +113,11 @@ static double length_of(double start, double end, double step, td_dtype dtype)
     return ceil((end - start) / step);
 }
 
-td_tensor *td_arange(double start, double end, double step, td_dtype dtype)
+td_tensor *td_arange(double start, double end, double step, td_dtype dtype, td_device *device)
 {
     const char *call = "td_arange";
-    if (check_range(call, start, end, dtype))
+    device = td__use_device(call, device);
+    if (!device || check_range(call, start, end, dtype))
         return NULL;
     double length = length_of(start, end, step, dtype);
     if (is_integer(dtype)) {
@@ -120,13 +130,16 @@ td_tensor *td_arange(double start, double end, double step, td_dtype dtype)
         return NULL;
     }
     td_tensor *list = make_list(call, (int64_t)length, dtype, start, start + step * (length - 1));
-    return list ? td__adopt(filled_range(list, dtype_of_range(dtype), false, start, step)) : NULL;
+    if (list)
+        list = filled_range(list, dtype_of_range(dtype), false, start, step);
+    return list ? placed(list, device) : NULL;
 }
 
-td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype)
+td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype, td_device *device)
 {
     const char *call = "td_linspace";
-    if (check_range(call, start, end, dtype))
+    device = td__use_device(call, device);
+    if (!device || check_range(call, start, end, dtype))
         return NULL;
     if (count < 0) {
         td_fail(TD_ERR_INVALID, "td_linspace: there cannot be %" PRId64 " numbers", count);
@@ -134,7 +147,9 @@ td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype)
     }
     td_dtype computed = is_integer(dtype) ? dtype : dtype_of_range(dtype);
     td_tensor *list = make_list(call, count, dtype, start, end);
-    return list ? td__adopt(filled_range(list, computed, true, start, end)) : NULL;
+    if (list)
+        list = filled_range(list, computed, true, start, end);
+    return list ? placed(list, device) : NULL;
 }
 
 /* ---- Triangles ------------------------------------------------------------------------------------- */
@@ -152,11 +167,10 @@ static td_tensor *triangle_of(const td_tensor *x, const struct triangle *triangl
     int64_t height = layout->shape[layout->ndim - 2], width = layout->shape[layout->ndim - 1];
     int64_t diagonal = triangle->diagonal;
     diagonal = diagonal < -height ? -height : diagonal > width ? width : diagonal;
-    td_tensor *rows = td_arange(0, (double)height, 1, TD_I64);
-    td_tensor *columns = td_arange(0, (double)width, 1, TD_I64);
+    td_tensor *rows = td_arange(0, (double)height, 1, TD_I64, x->storage->device);
+    td_tensor *columns = td_arange(0, (double)width, 1, TD_I64, x->storage->device);
     td_tensor *ends = td_unsqueeze(td_add_scalar(rows, (double)diagonal), 1);
-    td_tensor *stays = triangle->upper ? td_ge(columns, ends) : td_le(columns, ends);
-    return td_tensor_to(stays, x->storage->device->name);
+    return triangle->upper ? td_ge(columns, ends) : td_le(columns, ends);
 }
 
 static td_tensor *cut(const char *call, td_tensor *x, const struct triangle *triangle)

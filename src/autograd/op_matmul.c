@@ -124,7 +124,7 @@ static int64_t batch_of(const td_tensor *x)
 static td_status sum_of_products(td_tensor *grad, const td_tensor *x, const td_tensor *y,
                                  bool accumulate)
 {
-    const struct td__kernels *kernels = td__kernels_of(grad);
+    const td_kernels *kernels = td__kernels_of(grad);
     int64_t count = batch_of(x);
     if (count == 0 && !accumulate)
         return kernels->fill(grad, 0);

@@ -65,7 +65,7 @@ static td_status norm_backward(td_node *node, bool is_batch, td_tensor *grad_y, 
     td_tensor *into_weight = vector_of(&buffers[1], width, &grad_weight);
     td_tensor *into_bias = vector_of(&buffers[2], width, &grad_bias);
     td_tensor *with = saved_weight ? &weight : NULL;
-    const struct td__kernels *kernels = td__kernels_of(in);
+    const td_kernels *kernels = td__kernels_of(in);
     TD_TRY(is_batch ? kernels->batch_norm_grad(into_x, into_weight, into_bias, &grad, &x, with,
                                                mean, rstd, norm->training)
                     : kernels->layer_norm_grad(into_x, into_weight, into_bias, &grad, &x, with,
@@ -147,11 +147,11 @@ static td_status check_batch_norm(const struct batch_norm *call, struct norm *no
  * change before it runs. */
 static td_status keep_running(const struct batch_norm *call, td_tensor *mean, td_tensor *rstd)
 {
-    const struct td__kernels *kernels = td__kernels_of(mean);
+    const td_kernels *kernels = td__kernels_of(mean);
     TD_TRY(kernels->copy(mean, call->running_mean));
     TD_TRY(kernels->copy(rstd, call->running_var));
-    TD_TRY(kernels->binary_scalar(TD__ADD, rstd, rstd, call->eps, false));
-    return kernels->unary(TD__RSQRT, rstd, rstd);
+    TD_TRY(kernels->binary_scalar(TD_BINARY_ADD, rstd, rstd, call->eps, false));
+    return kernels->unary(TD_UNARY_RSQRT, rstd, rstd);
 }
 
 /* The kernel updates the running statistics, which must be contiguous: others are copied, and

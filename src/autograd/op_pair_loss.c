@@ -5,7 +5,7 @@
 #include "base/option_rules.h"
 
 struct loss_data {
-    enum td__pair_loss loss;
+    td_pair_loss loss;
     double scale;
 };
 
@@ -14,14 +14,14 @@ struct loss_data {
 static td_status grad_of_target(const struct loss_data *data, td_tensor *into, td_tensor *grad,
                                 td_tensor *x, td_tensor *target)
 {
-    const struct td__kernels *kernels = td__kernels_of(x);
-    if (data->loss != TD__LOSS_BCE_LOGITS)
+    const td_kernels *kernels = td__kernels_of(x);
+    if (data->loss != TD_PAIR_LOSS_BCE_LOGITS)
         return kernels->pair_loss_grad(data->loss, into, grad, x, target, -data->scale);
     td_tensor *each = td__adopt(td__expand("td_backward", grad, x->layout.shape, x->layout.ndim));
     if (!each)
         return TD_ERR_NOMEM;
-    TD_TRY(kernels->binary(TD__MUL, into, x, each));
-    return kernels->binary_scalar(TD__MUL, into, into, -data->scale, false);
+    TD_TRY(kernels->binary(TD_BINARY_MUL, into, x, each));
+    return kernels->binary_scalar(TD_BINARY_MUL, into, into, -data->scale, false);
 }
 
 static td_status pair_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
@@ -48,9 +48,9 @@ static td_status pair_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 }
 
 static const td_function functions[] = {
-    [TD__LOSS_MSE] = {.name = "td_mse_loss", .backward = pair_backward},
-    [TD__LOSS_L1] = {.name = "td_l1_loss", .backward = pair_backward},
-    [TD__LOSS_BCE_LOGITS] = {.name = "td_bce_with_logits", .backward = pair_backward},
+    [TD_PAIR_LOSS_MSE] = {.name = "td_mse_loss", .backward = pair_backward},
+    [TD_PAIR_LOSS_L1] = {.name = "td_l1_loss", .backward = pair_backward},
+    [TD_PAIR_LOSS_BCE_LOGITS] = {.name = "td_bce_with_logits", .backward = pair_backward},
 };
 
 static td_status check(const char *call, const td_tensor *x, const td_tensor *target,
@@ -72,7 +72,7 @@ static td_status check(const char *call, const td_tensor *x, const td_tensor *ta
     return TD_OK;
 }
 
-static td_tensor *pair_loss(enum td__pair_loss loss, td_tensor *x, td_tensor *target,
+static td_tensor *pair_loss(td_pair_loss loss, td_tensor *x, td_tensor *target,
                             const td_loss_options *options)
 {
     static const td_loss_options defaults;
@@ -101,7 +101,7 @@ static td_tensor *pair_loss(enum td__pair_loss loss, td_tensor *x, td_tensor *ta
                                       .data_size = sizeof data});
 }
 
-static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *target,
+static td_tensor *in_scope(td_pair_loss loss, td_tensor *x, td_tensor *target,
                            const td_loss_options *options)
 {
     td_tensor *y = NULL;
@@ -118,7 +118,7 @@ td_tensor *td_mse_loss_with(td_tensor *x, td_tensor *target, const td_loss_optio
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
-    return in_scope(TD__LOSS_MSE, x, target, options);
+    return in_scope(TD_PAIR_LOSS_MSE, x, target, options);
 }
 
 td_tensor *td_mse_loss(td_tensor *x, td_tensor *target)
@@ -130,7 +130,7 @@ td_tensor *td_l1_loss_with(td_tensor *x, td_tensor *target, const td_loss_option
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
-    return in_scope(TD__LOSS_L1, x, target, options);
+    return in_scope(TD_PAIR_LOSS_L1, x, target, options);
 }
 
 td_tensor *td_l1_loss(td_tensor *x, td_tensor *target)
@@ -142,7 +142,7 @@ td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target, const td_los
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
-    return in_scope(TD__LOSS_BCE_LOGITS, x, target, options);
+    return in_scope(TD_PAIR_LOSS_BCE_LOGITS, x, target, options);
 }
 
 td_tensor *td_bce_with_logits(td_tensor *x, td_tensor *target)

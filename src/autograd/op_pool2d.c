@@ -7,7 +7,7 @@
 #include "base/option_rules.h"
 
 struct pool {
-    struct td__window window;
+    td_window window;
     struct td__image image; /* of x */
     int64_t sizes[2];       /* H', W' */
 };
@@ -42,7 +42,7 @@ static td_status pool_backward(td_node *node, enum kind kind, td_tensor *grad_y,
     TD_TRY(td__grad_buffer_open(&buffer, node, 0));
     struct td_tensor grad = as_batch(contiguous, pool);
     struct td_tensor into = td__view_as(buffer.into, pool->image.shape, 4);
-    const struct td__kernels *kernels = td__kernels_of(grad_y);
+    const td_kernels *kernels = td__kernels_of(grad_y);
     if (kind == MAX) {
         td_tensor *saved = td_node_saved(node, 0);
         TD_TRY(td__done(saved));
@@ -82,7 +82,7 @@ static const td_function adaptive_avg_function = {.name = "td_f_adaptive_avg_poo
 
 static td_tensor *pooled(const td_function *function, td_tensor *x, const struct pool *pool)
 {
-    const struct td__kernels *kernels = td__kernels_of(x);
+    const td_kernels *kernels = td__kernels_of(x);
     bool is_max = function->backward == max_backward;
     bool is_adaptive = function == &adaptive_max_function || function == &adaptive_avg_function;
     td_tensor *in = td__scoped_contiguous(x);

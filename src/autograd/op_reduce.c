@@ -53,7 +53,7 @@ td_tensor *td__drop_dims(td_tensor *x, unsigned mask)
     return dropped;
 }
 
-td_tensor *td__apply_reduce(const char *call, enum td__reduce_kind kind, td_tensor *x,
+td_tensor *td__apply_reduce(const char *call, td_reduce_kind kind, td_tensor *x,
                             unsigned mask, td_dtype dtype)
 {
     struct td__reduced reduction = td__reduced_of(x, mask);
@@ -93,10 +93,10 @@ static td_dtype dtype_of_sum(td_dtype dtype)
     return is_whole ? TD_I64 : dtype;
 }
 
-static td_tensor *reduced(const td_function *function, enum td__reduce_kind kind, td_tensor *x,
+static td_tensor *reduced(const td_function *function, td_reduce_kind kind, td_tensor *x,
                           unsigned mask, bool keepdim)
 {
-    td_dtype dtype = kind == TD__REDUCE_SUM ? dtype_of_sum(x->layout.dtype) : x->layout.dtype;
+    td_dtype dtype = kind == TD_REDUCE_KIND_SUM ? dtype_of_sum(x->layout.dtype) : x->layout.dtype;
     td_tensor *y = td__apply_reduce(function->name, kind, x, mask, dtype);
     struct td__reduced reduction = td__reduced_of(x, mask);
     return td__result(
@@ -108,13 +108,13 @@ static td_tensor *reduced(const td_function *function, enum td__reduce_kind kind
 td_tensor *td_sum(td_tensor *x)
 {
     static const td_function function = {.name = "td_sum", .backward = sum_backward};
-    return x ? reduced(&function, TD__REDUCE_SUM, x, td__all_dims(x), false) : NULL;
+    return x ? reduced(&function, TD_REDUCE_KIND_SUM, x, td__all_dims(x), false) : NULL;
 }
 
 td_tensor *td_mean(td_tensor *x)
 {
     static const td_function function = {.name = "td_mean", .backward = mean_backward};
-    return x ? reduced(&function, TD__REDUCE_MEAN, x, td__all_dims(x), false) : NULL;
+    return x ? reduced(&function, TD_REDUCE_KIND_MEAN, x, td__all_dims(x), false) : NULL;
 }
 
 td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim)
@@ -125,7 +125,7 @@ td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim)
         return td__null(__func__);
     if (td__find_dims(function.name, x, dims, count, &mask))
         return NULL;
-    return reduced(&function, TD__REDUCE_SUM, x, mask, keepdim);
+    return reduced(&function, TD_REDUCE_KIND_SUM, x, mask, keepdim);
 }
 
 td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim)
@@ -136,7 +136,7 @@ td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim)
         return td__null(__func__);
     if (td__find_dims(function.name, x, dims, count, &mask))
         return NULL;
-    return reduced(&function, TD__REDUCE_MEAN, x, mask, keepdim);
+    return reduced(&function, TD_REDUCE_KIND_MEAN, x, mask, keepdim);
 }
 
 /* ---- The product ----------------------------------------------------------------------------------- */
@@ -167,7 +167,7 @@ td_tensor *td_prod(td_tensor *x)
     static const td_function function = {.name = "td_prod", .backward = prod_backward};
     if (!x)
         return td__null(__func__);
-    td_tensor *y = td__drop_dims(td__apply_reduce(function.name, TD__REDUCE_PROD, x,
+    td_tensor *y = td__drop_dims(td__apply_reduce(function.name, TD_REDUCE_KIND_PROD, x,
                                                   td__all_dims(x), dtype_of_sum(x->layout.dtype)),
                                  td__all_dims(x));
     return td__result(
@@ -196,7 +196,7 @@ static td_tensor *deviations(td_tensor *x, unsigned mask)
     if (!x)
         return NULL;
     td_tensor *mean = td__adopt(
-        td__apply_reduce("td_var_dims", TD__REDUCE_MEAN, x, mask, x->layout.dtype));
+        td__apply_reduce("td_var_dims", TD_REDUCE_KIND_MEAN, x, mask, x->layout.dtype));
     return td_sub(x, mean);
 }
 
@@ -221,7 +221,7 @@ static td_tensor *var(td_tensor *x, const struct variance *variance, bool keepdi
         TD_SCOPE;
         TD_NO_GRAD;
         td_tensor *apart = deviations(x, variance->mask);
-        td_tensor *squares = apart ? td__adopt(td__apply_reduce("td_var_dims", TD__REDUCE_SQUARES,
+        td_tensor *squares = apart ? td__adopt(td__apply_reduce("td_var_dims", TD_REDUCE_KIND_SQUARES,
                                                                 apart, variance->mask,
                                                                 apart->layout.dtype))
                                    : NULL;
@@ -273,7 +273,7 @@ td_tensor *td_norm(td_tensor *x)
         TD_SCOPE;
         TD_NO_GRAD;
         td_tensor *squares = td__adopt(td__apply_reduce(
-            function.name, TD__REDUCE_SQUARES, x, td__all_dims(x), wide_dtype(x->layout.dtype)));
+            function.name, TD_REDUCE_KIND_SQUARES, x, td__all_dims(x), wide_dtype(x->layout.dtype)));
         y = td_tensor_retain(td_to_dtype(td_sqrt(squares), x->layout.dtype));
     }
     y = td__drop_dims(y, td__all_dims(x));

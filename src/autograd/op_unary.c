@@ -8,7 +8,7 @@ enum saves { NOTHING, OPERAND, RESULT };
 /* The td_function is the first member, so that backward finds the rest from the node's function. */
 struct unary {
     td_function function;
-    enum td__unary_op op;
+    td_unary op;
     enum saves saves;
 };
 
@@ -37,84 +37,84 @@ static td_tensor *apply(const struct unary *unary, td_tensor *x)
 td_tensor *td_neg(td_tensor *x)
 {
     static const struct unary neg = {
-        {.name = "td_neg", .backward = unary_backward}, TD__NEG, NOTHING};
+        {.name = "td_neg", .backward = unary_backward}, TD_UNARY_NEG, NOTHING};
     return apply(&neg, x);
 }
 
 td_tensor *td_abs(td_tensor *x)
 {
     static const struct unary abs = {
-        {.name = "td_abs", .backward = unary_backward}, TD__ABS, OPERAND};
+        {.name = "td_abs", .backward = unary_backward}, TD_UNARY_ABS, OPERAND};
     return apply(&abs, x);
 }
 
 td_tensor *td_square(td_tensor *x)
 {
     static const struct unary square = {
-        {.name = "td_square", .backward = unary_backward}, TD__SQUARE, OPERAND};
+        {.name = "td_square", .backward = unary_backward}, TD_UNARY_SQUARE, OPERAND};
     return apply(&square, x);
 }
 
 td_tensor *td_exp(td_tensor *x)
 {
     static const struct unary exp = {
-        {.name = "td_exp", .backward = unary_backward}, TD__EXP, RESULT};
+        {.name = "td_exp", .backward = unary_backward}, TD_UNARY_EXP, RESULT};
     return apply(&exp, x);
 }
 
 td_tensor *td_ln(td_tensor *x)
 {
     static const struct unary ln = {
-        {.name = "td_ln", .backward = unary_backward}, TD__LOG, OPERAND};
+        {.name = "td_ln", .backward = unary_backward}, TD_UNARY_LOG, OPERAND};
     return apply(&ln, x);
 }
 
 td_tensor *td_log1p(td_tensor *x)
 {
     static const struct unary log1p = {
-        {.name = "td_log1p", .backward = unary_backward}, TD__LOG1P, OPERAND};
+        {.name = "td_log1p", .backward = unary_backward}, TD_UNARY_LOG1P, OPERAND};
     return apply(&log1p, x);
 }
 
 td_tensor *td_sqrt(td_tensor *x)
 {
     static const struct unary sqrt = {
-        {.name = "td_sqrt", .backward = unary_backward}, TD__SQRT, RESULT};
+        {.name = "td_sqrt", .backward = unary_backward}, TD_UNARY_SQRT, RESULT};
     return apply(&sqrt, x);
 }
 
 td_tensor *td_rsqrt(td_tensor *x)
 {
     static const struct unary rsqrt = {
-        {.name = "td_rsqrt", .backward = unary_backward}, TD__RSQRT, RESULT};
+        {.name = "td_rsqrt", .backward = unary_backward}, TD_UNARY_RSQRT, RESULT};
     return apply(&rsqrt, x);
 }
 
 td_tensor *td_reciprocal(td_tensor *x)
 {
     static const struct unary reciprocal = {
-        {.name = "td_reciprocal", .backward = unary_backward}, TD__RECIPROCAL, RESULT};
+        {.name = "td_reciprocal", .backward = unary_backward}, TD_UNARY_RECIPROCAL, RESULT};
     return apply(&reciprocal, x);
 }
 
 td_tensor *td_sin(td_tensor *x)
 {
     static const struct unary sin = {
-        {.name = "td_sin", .backward = unary_backward}, TD__SIN, OPERAND};
+        {.name = "td_sin", .backward = unary_backward}, TD_UNARY_SIN, OPERAND};
     return apply(&sin, x);
 }
 
 td_tensor *td_cos(td_tensor *x)
 {
     static const struct unary cos = {
-        {.name = "td_cos", .backward = unary_backward}, TD__COS, OPERAND};
+        {.name = "td_cos", .backward = unary_backward}, TD_UNARY_COS, OPERAND};
     return apply(&cos, x);
 }
 
 td_tensor *td_erf(td_tensor *x)
 {
     static const struct unary erf = {
-        {.name = "td_erf", .backward = unary_backward}, TD__ERF, OPERAND};
+        {.name = "td_erf", .backward = unary_backward}, TD_UNARY_ERF, OPERAND};
     return apply(&erf, x);
 }
 
@@ -122,22 +122,22 @@ td_tensor *td_erf(td_tensor *x)
 
 td_tensor *td_sign(td_tensor *x)
 {
-    return td__adopt(td__apply_unary("td_sign", TD__SIGN, x));
+    return td__adopt(td__apply_unary("td_sign", TD_UNARY_SIGN, x));
 }
 
 td_tensor *td_floor(td_tensor *x)
 {
-    return td__adopt(td__apply_unary("td_floor", TD__FLOOR, x));
+    return td__adopt(td__apply_unary("td_floor", TD_UNARY_FLOOR, x));
 }
 
 td_tensor *td_ceil(td_tensor *x)
 {
-    return td__adopt(td__apply_unary("td_ceil", TD__CEIL, x));
+    return td__adopt(td__apply_unary("td_ceil", TD_UNARY_CEIL, x));
 }
 
 td_tensor *td_round(td_tensor *x)
 {
-    return td__adopt(td__apply_unary("td_round", TD__ROUND, x));
+    return td__adopt(td__apply_unary("td_round", TD_UNARY_ROUND, x));
 }
 
 /* ---- Clamp ----------------------------------------------------------------------------------------- */

@@ -244,18 +244,31 @@ td_tensor *td_contiguous(td_tensor *tensor)
 /* The result does not depend on the old dst: only src gets a gradient. */
 static td_status copy_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
-    (void)node;
-    grad_x[1] = grad_y[0];
-    return TD_OK;
+    td_device *const *source = td_node_data(node);
+    grad_x[1] = td_tensor_to(grad_y[0], *source);
+    return td__done(grad_x[1]);
 }
 
 static const td_function copy_function = {.name = "td_tensor_copy", .backward = copy_backward};
 
-td_status td_tensor_copy(td_tensor *dst, td_tensor *src)
+static td_status copy_elements(td_tensor *dst, td_tensor *src, bool async)
 {
     if (dst)
         TD_TRY(td__check_in_place(dst, "td_tensor_copy"));
-    TD_TRY(td__tensor_copy(dst, src));
-    return td__record_in_place(&copy_function, dst,
-                               &(td_node_spec){.inputs = {dst, src}, .input_count = 2});
+    TD_TRY(td__tensor_copy_as(dst, src, async));
+    td_device *source = src->storage->device;
+    return td__record_in_place(
+        &copy_function, dst,
+        &(td_node_spec){
+            .inputs = {dst, src}, .input_count = 2, .data = &source, .data_size = sizeof source});
+}
+
+td_status td_tensor_copy(td_tensor *dst, td_tensor *src)
+{
+    return copy_elements(dst, src, false);
+}
+
+td_status td_tensor_copy_async(td_tensor *dst, td_tensor *src)
+{
+    return copy_elements(dst, src, true);
 }

@@ -25,7 +25,7 @@ int td__image_shape(const struct td__image *image, int64_t channels, int64_t hei
     return ndim;
 }
 
-td_status td__window_sizes(const char *call, const struct td__window *window,
+td_status td__window_sizes(const char *call, const td_window *window,
                            const struct td__image *image, int64_t *sizes)
 {
     static const char *const names[2] = {"height", "width"};

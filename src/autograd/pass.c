@@ -180,11 +180,11 @@ static td_status mark_needed(struct td__pass *pass)
 /* Makes the queues of all devices. Returns whether one thread runs all nodes. */
 static bool make_queues(struct td__pass *pass)
 {
-    const struct td__device *last = NULL;
+    const td_device *last = NULL;
     const struct td__ready_queue *only = NULL;
     bool one_thread = true;
     for (int i = 0; i < pass->walk.count; i++) {
-        struct td__device *device = pass->walk.entries[i].node->outputs[0].device;
+        td_device *device = pass->walk.entries[i].node->outputs[0].device;
         if (device == last)
             continue;
         if (td__device_is_here(device))

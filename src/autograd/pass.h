@@ -100,7 +100,7 @@ enum { TD__MAX_READY_QUEUES = 66 };
 
 struct td__ready_queue {
     struct td__pass *pass;
-    struct td__device *device; /* NULL: the thread in td__pass_run() */
+    td_device *device; /* NULL: the thread in td__pass_run() */
     int *ready;                /* a heap of entry numbers */
     int count, capacity;
 };
@@ -116,7 +116,7 @@ struct td__pass {
     struct td__pass_options options;
     struct td__walk walk;    /* does not change any more after the start, except for its entries */
     struct td__pass *outer;  /* the pass in whose node this one runs */
-    struct td__device *here; /* whose worker has started the pass; or NULL */
+    td_device *here; /* whose worker has started the pass; or NULL */
 
     pthread_mutex_t lock; /* guards all that follows, and the entries; taken before the
                              locks of nodes */
@@ -141,7 +141,7 @@ struct td__pass *td__running_pass(void);
 void td__engine_fail(struct td__pass *pass, td_status status);
 
 /** The queue of a device's nodes. With the lock held. */
-struct td__ready_queue *td__engine_queue(struct td__pass *pass, struct td__device *device);
+struct td__ready_queue *td__engine_queue(struct td__pass *pass, td_device *device);
 
 /** Queues an entry of which nothing is pending. With the lock held. */
 void td__engine_make_ready(struct td__pass *pass, struct td__walk_entry *entry);

@@ -141,9 +141,10 @@ td_tensor *td__view_result(const td_function *function, td_tensor *view, td_tens
 /* ---- Regions ------------------------------------------------------------------------------------- */
 
 /* A raw, uninitialised tensor with the strides of the whole. */
-static td_tensor *new_whole(const struct td__region *region, struct td__device *device)
+static td_tensor *new_whole(const struct td__region *region, td_device *device)
 {
-    struct td__storage *storage = td__storage_create(device, td__layout_extent(&region->whole));
+    struct td__storage *storage = td__storage_create(device, "backward",
+                                                     td__layout_extent(&region->whole));
     td_tensor *whole = storage ? td__tensor_over(storage, 0, &region->whole) : NULL;
     if (storage)
         td__storage_release(storage);

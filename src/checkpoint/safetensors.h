@@ -86,9 +86,9 @@ td_status td__save_state(const char *call, const char *path, const td_state *sta
 
 /* ---- Reading (safetensors_read.c) ----------------------------------------------------------------- */
 
-/** Reads a file to `device` (NULL: the host), and its header into *header unless that is NULL, for
+/** Reads a file to `device` (NULL: the current one), and its header into *header unless that is NULL, for
  *  td__header_free(). */
-td_status td__load_state(const char *call, const char *path, const char *device, td_state **state,
+td_status td__load_state(const char *call, const char *path, td_device *device, td_state **state,
                          struct td__file_header *header);
 
 /** A state of uninitialised tensors as the header describes them. */

@@ -154,22 +154,24 @@ static td_status get_elements(struct file *file, td_tensor *tensor)
     size_t bytes = td_tensor_nbytes(tensor);
     if (bytes == 0)
         return TD_OK;
-    struct td__device *device = tensor->storage->device;
-    if (device->kind->is_host_memory)
+    if (td__on_host(tensor))
         return get(file, td_tensor_data(tensor), bytes);
+    struct td__place to = td__place_of(tensor);
     void *copy = malloc(bytes);
     if (!copy)
         return td__fail_nomem(file->call);
     td_status status = get(file, copy, bytes);
     if (!status)
-        status = device->kind->from_host(device, td_tensor_data(tensor), copy, bytes);
+        status = td__copy_between(file->call, &to,
+                                  &(struct td__place){td__host_device(), copy, NULL, NULL}, bytes,
+                                  false);
     free(copy);
     return status;
 }
 
 /* A state of uninitialised tensors. */
 static td_state *make_state(const char *call, const struct td__file_header *header,
-                            struct td__device *device)
+                            td_device *device)
 {
     td_state *state = td_state_create();
     for (size_t i = 0; state && i < header->count; i++) {
@@ -199,12 +201,12 @@ static td_status read_data(struct file *file, const struct td__file_header *head
     return check_digest(file, header);
 }
 
-td_status td__load_state(const char *call, const char *path, const char *device_name,
+td_status td__load_state(const char *call, const char *path, td_device *device,
                          td_state **state_out, struct td__file_header *header_out)
 {
-    struct td__device *device = td__find_device(call, device_name);
+    device = td__use_device(call, device);
     if (!device)
-        return TD_ERR_INVALID;
+        return td__error_status();
     struct file file = {.call = call, .path = path, .fd = -1};
     struct td__file_header header = {0};
     td_state *state = NULL;
@@ -229,7 +231,7 @@ td_status td__load_state(const char *call, const char *path, const char *device_
     return status;
 }
 
-td_state *td_load_safetensors(const char *path, const char *device)
+td_state *td_load_safetensors(const char *path, td_device *device)
 {
     td_state *state = NULL;
     if (!path)

@@ -191,23 +191,12 @@ static td_status put_elements(struct writer *writer, td_tensor *tensor)
     size_t bytes = td_tensor_nbytes(tensor);
     if (bytes == 0)
         return TD_OK;
-    td_tensor *whole = td__contiguous(tensor);
+    td_tensor *whole = td__to_host(writer->file.call, tensor);
     if (!whole)
-        return TD_ERR_NOMEM;
-    struct td__device *device = whole->storage->device;
+        return td__error_status();
     const void *data = td_tensor_data(whole);
-    void *copy = NULL;
-    td_status status = TD_OK;
-    if (!device->kind->is_host_memory) {
-        copy = malloc(bytes);
-        status = copy ? device->kind->to_host(device, copy, data, bytes)
-                      : td__fail_nomem(writer->file.call);
-        data = copy;
-    }
-    if (!status)
-        status = td_tensor_dtype(tensor) == TD_BOOL ? put_bools(writer, data, bytes)
-                                                    : put(writer, data, bytes);
-    free(copy);
+    td_status status = td_tensor_dtype(tensor) == TD_BOOL ? put_bools(writer, data, bytes)
+                                                          : put(writer, data, bytes);
     td_tensor_release(whole);
     return status;
 }

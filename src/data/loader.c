@@ -27,7 +27,7 @@ static td_status provide(struct td__storage **storage, size_t bytes)
 {
     if (*storage && !is_shared(*storage) && (*storage)->bytes >= bytes)
         return TD_OK;
-    struct td__storage *fresh = td__storage_create(td__host_device(), bytes);
+    struct td__storage *fresh = td__storage_create(td__host_device(), "td_loader", bytes);
     if (!fresh)
         return TD_ERR_NOMEM;
     if (*storage)

@@ -78,7 +78,7 @@ static td_status look_at(struct rows *rows, td_tensor *tensor)
 {
     if (!tensor)
         return TD_OK;
-    if (!tensor->storage->device->kind->is_host_memory)
+    if (!td__on_host(tensor))
         return td_fail(TD_ERR_UNSUPPORTED,
                        "td_tensor_dataset: the tensor is on %s; a dataset needs tensors on \"cpu\"",
                        tensor->storage->device->name);

@@ -11,7 +11,7 @@
 
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <math.h>
 #include <stddef.h>

@@ -178,7 +178,9 @@ td_tensor *td_module_new_parameter(td_module *module, const char *name, const in
 {
     if (!module)
         return td__null(__func__);
-    td_tensor *tensor = td__empty("td_module_new_parameter", shape, ndim, dtype, td__host_device());
+    td_device *device = td__use_device("td_module_new_parameter", NULL);
+    td_tensor *tensor = device ? td__empty("td_module_new_parameter", shape, ndim, dtype, device)
+                               : NULL;
     td_status status = td_module_add_parameter(module, name, tensor);
     td_tensor_release(tensor);
     return status ? NULL : tensor; /* the module holds a reference */
@@ -196,7 +198,8 @@ td_tensor *td__module_new_buffer(td_module *module, const char *name, const int6
 {
     if (!module)
         return NULL;
-    td_tensor *tensor = td__empty(module->ops->name, shape, ndim, dtype, td__host_device());
+    td_device *device = td__use_device(module->ops->name, NULL);
+    td_tensor *tensor = device ? td__empty(module->ops->name, shape, ndim, dtype, device) : NULL;
     td_status status = tensor ? td_fill_(tensor, value) : TD_ERR_NOMEM;
     if (status)
         td__module_set_failure(module, status);

@@ -156,7 +156,7 @@ td_module *td_module_clone(const td_module *module)
 /* ---- Other devices and dtypes ------------------------------------------------------------------- */
 
 struct place {
-    const char *device; /* NULL: convert instead */
+    td_device *device; /* NULL: convert instead */
     td_dtype dtype;
 };
 
@@ -217,13 +217,13 @@ static td_status move(td_module *module, struct place *place)
     return status;
 }
 
-td_status td_module_to(td_module *module, const char *device)
+td_status td_module_to(td_module *module, td_device *device)
 {
     if (!module)
         return td__fail_null(__func__);
-    if (!device || !td_device_exists(device))
-        return td_fail(TD_ERR_INVALID, "td_module_to: there is no device \"%s\"",
-                       device ? device : "(NULL)");
+    device = td__use_device("td_module_to", device);
+    if (!device)
+        return td__error_status();
     return move(module, &(struct place){.device = device});
 }
 

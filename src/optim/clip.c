@@ -105,7 +105,7 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
         if (!grad)
             continue;
         TD_TRY(td__prepare_write(grad));
-        TD_TRY(td__kernels_of(grad)->binary_scalar(TD__MUL, grad, grad, factor, false));
+        TD_TRY(td__kernels_of(grad)->binary_scalar(TD_BINARY_MUL, grad, grad, factor, false));
         td__tensor_bump_version(grad);
     }
     if (norm)

@@ -3,7 +3,7 @@
 #define TD_OPTIM_OPTIMIZER_H
 
 #include "optim/update.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/optim.h>
 

@@ -9,7 +9,7 @@ td_status td__staged_open(struct td__staged_tensor *staged, td_tensor *tensor, b
     *staged = (struct td__staged_tensor){.tensor = tensor};
     if (!tensor)
         return TD_OK;
-    if (!tensor->storage->device->kind->is_host_memory)
+    if (!td__on_host(tensor))
         return td_fail(TD_ERR_UNSUPPORTED,
                        "td_optimizer_step: a parameter is on %s, whose memory the host cannot "
                        "access",

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "group/work.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 /* A bucket that is being filled. There is one for each dtype and device. */
 struct open {
     td_dtype dtype;
-    struct td__device *device;
+    td_device *device;
     int bucket; /* -1: none open */
     size_t bytes;
     size_t limit;
@@ -260,7 +260,7 @@ static td_status finish_bucket(struct td_bucket *bucket)
     double scale = bucket->all->scale;
     if (!status && scale != 0)
         status = td__kernels_of(bucket->buffer)
-                     ->binary_scalar(TD__MUL, bucket->buffer, bucket->buffer, scale, false);
+                     ->binary_scalar(TD_BINARY_MUL, bucket->buffer, bucket->buffer, scale, false);
     return status;
 }
 

@@ -25,7 +25,7 @@ struct td__gradient {
     int ndim;
     int64_t shape[TD_MAX_DIMS];
     int64_t numel;
-    struct td__device *device;
+    td_device *device;
 
     int bucket;
     td_tensor *view; /* of the bucket, with the shape above */

@@ -4,7 +4,7 @@
  * all-reduce sums these (in f32, rounded once), and the sums are converted back. */
 #include "base/fail.h"
 #include "parallel/buckets.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <stdlib.h>
 
@@ -45,9 +45,9 @@ static td_status start_halves(td_bucket *bucket, td_dtype dtype)
     if (!halves)
         return TD_ERR_NOMEM;
     td_tensor *buffer = td_bucket_buffer(bucket);
-    const struct td__kernels *kernels = td__kernels_of(buffer);
+    const td_kernels *kernels = td__kernels_of(buffer);
     td_group *group = td_bucket_group(bucket);
-    TD_TRY(kernels->binary_scalar(TD__MUL, buffer, buffer, 1.0 / td_get_world_size(group), false));
+    TD_TRY(kernels->binary_scalar(TD_BINARY_MUL, buffer, buffer, 1.0 / td_get_world_size(group), false));
     TD_TRY(kernels->copy(halves->tensor, buffer));
     td_bucket_count_sent(bucket, td_tensor_nbytes(halves->tensor));
     return td_all_reduce(halves->tensor, TD_SUM, group, &halves->work);

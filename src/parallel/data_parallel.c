@@ -19,9 +19,8 @@
 
 struct data_parallel {
     int count, dim;
-    char (*devices)[24];
-    const char **names; /* the same as a list */
-    char output[24];    /* "": where the module is */
+    td_device **devices;
+    td_device *output; /* NULL: where the module is */
 };
 
 /* ---- Inputs ----------------------------------------------------------------------------------------- */
@@ -51,8 +50,8 @@ static td_status scatter(const struct data_parallel *parallel, const td_tensor_l
     for (int k = 0; k < inputs->count; k++) {
         if (batch < 0 || size_along(inputs->at[k], parallel->dim) != batch)
             continue;
-        TD_TRY(td_scatter_to_devices(inputs->at[k], parallel->names, parallel->count, parallel->dim,
-                                     list, count));
+        TD_TRY(td_scatter_to_devices(inputs->at[k], parallel->devices, parallel->count,
+                                     parallel->dim, list, count));
         for (int i = 0; i < *count; i++)
             parts[i].at[k] = list[i];
     }
@@ -61,7 +60,7 @@ static td_status scatter(const struct data_parallel *parallel, const td_tensor_l
         for (int k = 0; k < inputs->count; k++) {
             parts[i].names[k] = inputs->names[k];
             if (!parts[i].at[k])
-                parts[i].at[k] = td_tensor_to(inputs->at[k], parallel->names[i]);
+                parts[i].at[k] = td_tensor_to(inputs->at[k], parallel->devices[i]);
             if (!parts[i].at[k])
                 return td__error_status();
         }
@@ -71,13 +70,14 @@ static td_status scatter(const struct data_parallel *parallel, const td_tensor_l
 
 /* Concatenates result k of all replicas, for each k. `list` is as for scatter(). */
 static td_status gather(const struct data_parallel *parallel, const td_tensor_list *parts,
-                        int count, const char *output, td_tensor **list, td_tensor_list *results)
+                        int count, td_device *output, td_tensor **list, td_tensor_list *results)
 {
     for (int i = 1; i < count; i++)
         if (parts[i].count != parts[0].count)
             return td_fail(TD_ERR_INVALID,
                            "td_data_parallel: the module returned %d results on %s, and %d on %s",
-                           parts[0].count, parallel->names[0], parts[i].count, parallel->names[i]);
+                           parts[0].count, td_device_name(parallel->devices[0]), parts[i].count,
+                           td_device_name(parallel->devices[i]));
     for (int k = 0; k < parts[0].count; k++) {
         for (int i = 0; i < count; i++)
             list[i] = parts[i].at[k];
@@ -106,12 +106,12 @@ static td_status copy_buffers(td_module *module, td_module *replica)
 }
 
 /* The device of the module's parameters, or of its buffers, or else of the input. */
-static const char *device_of(td_module *module, const td_tensor *input)
+static td_device *device_of(td_module *module, const td_tensor *input)
 {
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
     const td_state *any = parameters && td_state_count(parameters) ? parameters : buffers;
-    const char *device = td_tensor_device(any && td_state_count(any) ? td_state_tensor(any, 0)
-                                                                     : input);
+    td_device *device = td_tensor_device(any && td_state_count(any) ? td_state_tensor(any, 0)
+                                                                    : input);
     td_state_destroy(parameters);
     td_state_destroy(buffers);
     return device;
@@ -125,7 +125,7 @@ static td_status run(td_module *module, const struct data_parallel *parallel, td
     td_tensor_list *results = calloc((size_t)count, sizeof *results);
     td_status status = replicas && results ? TD_OK : td__fail_nomem("td_data_parallel");
     if (!status)
-        status = td_replicate(module, parallel->names, count, replicas);
+        status = td_replicate(module, parallel->devices, count, replicas);
     if (!status) {
         status = td_parallel_apply(replicas, parts, count, results);
         if (!status)
@@ -144,7 +144,7 @@ static td_status data_parallel_forward(td_module *module, const td_tensor_list *
 {
     const struct data_parallel *parallel = td_module_data(module);
     td_module *inner = td_child(module, 0);
-    const char *output = *parallel->output ? parallel->output : device_of(inner, inputs->at[0]);
+    td_device *output = parallel->output ? parallel->output : device_of(inner, inputs->at[0]);
     td_tensor_list *parts = calloc((size_t)parallel->count, sizeof *parts);
     td_tensor **list = calloc((size_t)parallel->count, sizeof *list);
     int count = 0;
@@ -166,24 +166,18 @@ static void free_devices(void *data)
 {
     struct data_parallel *parallel = data;
     free(parallel->devices);
-    free(parallel->names);
 }
 
-static td_status set_devices(struct data_parallel *parallel, const char *const *devices, int count)
+static td_status set_devices(struct data_parallel *parallel, td_device *const *devices, int count)
 {
     parallel->count = count;
     parallel->devices = calloc((size_t)count, sizeof *parallel->devices);
-    parallel->names = calloc((size_t)count, sizeof *parallel->names);
-    if (!parallel->devices || !parallel->names) {
-        free_devices(parallel);
+    if (!parallel->devices)
         return td__fail_nomem("td_data_parallel");
-    }
     for (int i = 0; i < count; i++) {
-        if (devices)
-            snprintf(parallel->devices[i], sizeof parallel->devices[i], "%.23s", devices[i]);
-        else
-            snprintf(parallel->devices[i], sizeof parallel->devices[i], "cpu:%d", i);
-        parallel->names[i] = parallel->devices[i];
+        char name[24];
+        snprintf(name, sizeof name, "cpu:%d", i);
+        parallel->devices[i] = devices ? devices[i] : td_device_get(name);
     }
     return TD_OK;
 }
@@ -191,7 +185,7 @@ static td_status set_devices(struct data_parallel *parallel, const char *const *
 static td_status copy_devices(void *data, const void *from)
 {
     const struct data_parallel *other = from;
-    return set_devices(data, other->names, other->count);
+    return set_devices(data, other->devices, other->count);
 }
 
 static td_status refuse_sending(const td_module *module, td_state *options)
@@ -219,14 +213,14 @@ static td_status check_devices(const td_data_parallel_options *options)
                        "td_data_parallel: device_count is %d; it must be the number of "
                        "device_ids",
                        options->device_count);
-    if (options->device_count > td_device_count("cpu"))
+    if (!options->device_ids && options->device_count > td_device_count("cpu"))
         return td_fail(TD_ERR_INVALID, "td_data_parallel: %d devices are too many; there are %d",
                        options->device_count, td_device_count("cpu"));
     for (int i = 0; i < options->device_count && options->device_ids; i++)
-        if (!td__find_device("td_data_parallel", options->device_ids[i]))
-            return TD_ERR_INVALID;
-    if (options->output_device && !td__find_device("td_data_parallel", options->output_device))
-        return TD_ERR_INVALID;
+        if (!td__use_device("td_data_parallel", options->device_ids[i]))
+            return td__error_status();
+    if (options->output_device && !td__use_device("td_data_parallel", options->output_device))
+        return td__error_status();
     return TD_OK;
 }
 
@@ -247,10 +241,9 @@ static td_module *make(const td_data_parallel_options *options)
         return NULL;
     }
     parallel->dim = options->dim;
-    const char *output = options->output_device ? options->output_device
-                         : options->device_ids  ? options->device_ids[0]
-                                                : "";
-    snprintf(parallel->output, sizeof parallel->output, "%.23s", output);
+    parallel->output = options->output_device ? options->output_device
+                       : options->device_ids  ? options->device_ids[0]
+                                              : NULL;
     return wrapped;
 }
 

@@ -195,9 +195,14 @@ static td_status ddp_forward(td_module *module, const td_tensor_list *inputs,
     if (td_module_is_training(module))
         ddp->buffers_changed = true;
     td_tensor_list moved = *inputs;
-    for (int i = 0; *ddp->device && i < moved.count; i++)
+    for (int i = 0; ddp->device && i < moved.count; i++)
         moved.at[i] = td_tensor_to(moved.at[i], ddp->device);
     TD_TRY(td_forward_list(inner, &moved, results));
+    for (int i = 0; ddp->output && i < results->count; i++) {
+        results->at[i] = td_tensor_to(results->at[i], ddp->output);
+        if (!results->at[i])
+            return td__error_status();
+    }
     if (records && ddp->sync && ddp->used) {
         pthread_mutex_lock(&ddp->lock);
         status = ddp->expecting && ddp->context == td__current_context
@@ -384,18 +389,32 @@ td_status td__ddp_synchronise(struct td__ddp *ddp)
     return status ? status : broadcast_buffers(ddp);
 }
 
+static td_status set_devices(struct td__ddp *ddp)
+{
+    td_ddp_options *options = &ddp->options;
+    if (options->device_count < 0 || options->device_count > 1 ||
+        (options->device_count == 1) != (options->device_ids != NULL))
+        return td_fail(TD_ERR_INVALID,
+                       "td_ddp: device_count is %d, and device_ids %s; one device or none: a rank "
+                       "trains on one, td_data_parallel() on several",
+                       options->device_count, options->device_ids ? "is a list" : "is NULL");
+    ddp->device = options->device_ids ? options->device_ids[0] : NULL;
+    ddp->output = options->output_device;
+    options->device_ids = NULL; /* the caller's */
+    if (ddp->device && !td__use_device("td_ddp", ddp->device))
+        return td__error_status();
+    if (ddp->output && !td__use_device("td_ddp", ddp->output))
+        return td__error_status();
+    return TD_OK;
+}
+
 static td_status fill(struct td__ddp *ddp, td_module *module)
 {
     if (td_get_world_size(ddp->group) < 1)
         return td_fail(TD_ERR_STATE,
                        "td_ddp: there is no process group, or this rank is not in it; call "
                        "td_init_process_group() first");
-    if (ddp->options.device) {
-        if (!td__find_device("td_ddp", ddp->options.device))
-            return TD_ERR_INVALID;
-        snprintf(ddp->device, sizeof ddp->device, "%.23s", ddp->options.device);
-        ddp->options.device = NULL; /* the caller's */
-    }
+    TD_TRY(set_devices(ddp));
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
     td_status status = parameters && buffers ? TD_OK : td__error_status();
     if (!status)

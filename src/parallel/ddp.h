@@ -20,7 +20,8 @@ struct td__ddp_parameter {
 struct td__ddp {
     td_group *group;
     td_ddp_options options;
-    char device[24]; /* device of the inputs; "": they stay */
+    td_device *device; /* of the inputs; NULL: they stay */
+    td_device *output; /* of the outputs; NULL: they stay */
     struct td__ddp_parameter *parameters;
     int count;
     td_tensor **buffers; /* retained */

@@ -13,7 +13,7 @@
 
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -17,7 +17,7 @@ static td_tensor *put_on(td_tensor *tensor, void *device)
     return td_tensor_to(tensor, device);
 }
 
-td_status td_replicate(td_module *module, const char *const *devices, int count,
+td_status td_replicate(td_module *module, td_device *const *devices, int count,
                        td_module **replicas)
 {
     if (!module)
@@ -25,7 +25,7 @@ td_status td_replicate(td_module *module, const char *const *devices, int count,
     for (int i = 0; i < count; i++) {
         {
             TD_SCOPE;
-            replicas[i] = td_module_clone_with(module, put_on, (void *)devices[i]);
+            replicas[i] = td_module_clone_with(module, put_on, devices[i]);
         }
         if (!replicas[i]) {
             while (i-- > 0)
@@ -36,7 +36,7 @@ td_status td_replicate(td_module *module, const char *const *devices, int count,
     return TD_OK;
 }
 
-td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, int count, int dim,
+td_status td_scatter_to_devices(td_tensor *tensor, td_device *const *devices, int count, int dim,
                                 td_tensor **parts, int *parts_count)
 {
     if (!tensor)
@@ -139,7 +139,8 @@ td_status td_parallel_apply(td_module *const *modules, const td_tensor_list *inp
         shares[i].apply = &apply;
         shares[i].module = modules[i];
         shares[i].inputs = &inputs[i];
-        const char *device = inputs[i].count > 0 ? td_tensor_device(inputs[i].at[0]) : NULL;
+        td_device *device = inputs[i].count > 0 ? td_tensor_device(inputs[i].at[0])
+                                                : td__host_device();
         if (td_device_submit(device, run_share, &shares[i])) /* its worker cannot be started */
             run_share(&shares[i]);
     }
@@ -151,7 +152,7 @@ td_status td_parallel_apply(td_module *const *modules, const td_tensor_list *inp
     return status;
 }
 
-td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const char *device, int dim)
+td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, td_device *device, int dim)
 {
     td_tensor **moved = calloc(count > 0 ? (size_t)count : 1, sizeof *moved), *result = NULL;
     if (!moved) {

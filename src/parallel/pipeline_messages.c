@@ -395,7 +395,7 @@ td_status td__input_gradients(const struct td__slot *slot, td_tensor_list *gradi
         td_tensor *gradient = td_tensor_grad(input); /* NULL: the stage does not use the input */
         if (!gradient)
             gradient = td_zeros(td_tensor_shape(input), td_tensor_ndim(input),
-                                td_tensor_dtype(input));
+                                td_tensor_dtype(input), td_tensor_device(input));
         if (!gradient)
             return td__error_status();
         gradients->at[gradients->count++] = td_tensor_retain(gradient);

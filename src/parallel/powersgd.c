@@ -17,7 +17,7 @@
 #include "base/option_rules.h"
 #include "parallel/buckets.h"
 #include "parallel/flat_elements.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/random.h>
 
@@ -95,8 +95,7 @@ static bool is_worth_it(const struct td_powersgd *p, const td_tensor *gradient, 
 {
     const struct td__layout *layout = &gradient->layout;
     if (layout->ndim < 2 || !layout->numel ||
-        (layout->dtype != TD_F32 && layout->dtype != TD_F64) ||
-        !gradient->storage->device->kind->is_host_memory)
+        (layout->dtype != TD_F32 && layout->dtype != TD_F64) || !td__on_host(gradient))
         return false;
     *n = layout->shape[0];
     *m = layout->numel / *n;
@@ -286,11 +285,11 @@ static td_status start(td_bucket *bucket, void *arg)
     }
     TD_TRY(start_rest(c, bucket));
     TD_TRY(begin_q(p, c));
-    const struct td__kernels *kernels = td__kernels_of(buffer);
+    const td_kernels *kernels = td__kernels_of(buffer);
     for (int i = 0; i < c->matrix_count; i++) {
         struct matrix *matrix = &c->matrices[i];
         if (matrix->error)
-            TD_TRY(kernels->binary(TD__ADD, matrix->m, matrix->m, matrix->error));
+            TD_TRY(kernels->binary(TD_BINARY_ADD, matrix->m, matrix->m, matrix->error));
         td_tensor *transposed = td__transpose(matrix->m, 0, 1);
         td_status status = transposed ? multiply(matrix->p, matrix->q, transposed) : TD_ERR_NOMEM;
         td_tensor_release(transposed);
@@ -311,7 +310,7 @@ static td_status wait_for(td_work **work)
 /* M = P Q^T, and the error. */
 static td_status decompress(struct matrix *matrix)
 {
-    const struct td__kernels *kernels = td__kernels_of(matrix->m);
+    const td_kernels *kernels = td__kernels_of(matrix->m);
     if (matrix->error)
         TD_TRY(kernels->copy(matrix->error, matrix->m));
     td_tensor *p = td__transpose(matrix->p, 0, 1);

@@ -52,17 +52,17 @@ static td_status measure(double *part, td_tensor *x, td_tensor *scratch)
     part[2 * channels] = count;
     if (count == 0 || channels == 0)
         return TD_OK;
-    const struct td__kernels *kernels = td__kernels_of(x);
+    const td_kernels *kernels = td__kernels_of(x);
     const int64_t flat[] = {1, channels, 1};
     td_tensor *mean = td__fresh(call, flat, 3, x), *squares = td__fresh(call, flat, 3, x);
     if (!mean || !squares)
         return TD_ERR_NOMEM;
-    TD_TRY(kernels->reduce(TD__REDUCE_MEAN, mean, x, 1u << 0 | 1u << 2));
+    TD_TRY(kernels->reduce(TD_REDUCE_KIND_MEAN, mean, x, 1u << 0 | 1u << 2));
     td_tensor *wide = td__adopt(td__expand(call, mean, x->layout.shape, 3));
     if (!wide)
         return TD_ERR_NOMEM;
-    TD_TRY(kernels->binary(TD__SUB, scratch, x, wide));
-    TD_TRY(kernels->reduce(TD__REDUCE_SQUARES, squares, scratch, 1u << 0 | 1u << 2));
+    TD_TRY(kernels->binary(TD_BINARY_SUB, scratch, x, wide));
+    TD_TRY(kernels->reduce(TD_REDUCE_KIND_SQUARES, squares, scratch, 1u << 0 | 1u << 2));
     for (int64_t c = 0; c < channels; c++) {
         part[c] = td__get(mean, c);
         part[channels + c] = td__get(squares, c);
@@ -125,8 +125,8 @@ static td_status move(td_tensor *running, td_tensor *to, double momentum, double
     if (!running)
         return TD_OK;
     TD_TRY(td__prepare_write(running));
-    const struct td__kernels *kernels = td__kernels_of(running);
-    TD_TRY(kernels->binary_scalar(TD__MUL, running, running, 1 - momentum, false));
+    const td_kernels *kernels = td__kernels_of(running);
+    TD_TRY(kernels->binary_scalar(TD_BINARY_MUL, running, running, 1 - momentum, false));
     TD_TRY(kernels->add_scaled(running, running, to, momentum * factor));
     td__tensor_bump_version(running);
     return TD_OK;
@@ -143,8 +143,7 @@ static td_status check(td_module *self, const td_tensor *x)
                        "td_forward: a SyncBatchNorm of %lld features got the shape %s; it takes "
                        "two dimensions or more, with the features as the second size",
                        (long long)norm->features, td__shape_of(x));
-    if ((x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64) ||
-        !x->storage->device->kind->is_host_memory)
+    if ((x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64) || !td__on_host(x))
         return td_fail(TD_ERR_UNSUPPORTED,
                        "td_forward: a SyncBatchNorm got %s on %s; it takes f32 and f64 in host "
                        "memory",
@@ -266,10 +265,10 @@ static td_status sync_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     td_tensor *weight = record->has_weight ? td_node_saved(node, 1) : NULL;
     if (!in || !mean || !var || (record->has_weight && !weight))
         return td__done(NULL);
-    const struct td__kernels *kernels = td__kernels_of(in);
+    const td_kernels *kernels = td__kernels_of(in);
     TD_TRY(copy_of(var, &rstd));
-    TD_TRY(kernels->binary_scalar(TD__ADD, rstd, rstd, record->eps, false));
-    TD_TRY(kernels->unary(TD__RSQRT, rstd, rstd));
+    TD_TRY(kernels->binary_scalar(TD_BINARY_ADD, rstd, rstd, record->eps, false));
+    TD_TRY(kernels->unary(TD_UNARY_RSQRT, rstd, rstd));
     td_tensor *contiguous = td__scoped_contiguous(grad_y[0]);
     td_tensor *grad_x = td__adopt(td__empty_like(in)), *taken = td__adopt(td__empty_like(in));
     td_tensor *grad_weight = td__fresh(call, &record->shape[1], 1, in);

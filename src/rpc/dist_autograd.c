@@ -448,7 +448,8 @@ static td_status seed(struct td__dist_pass *pass, td_tensor *const *roots, int c
                            td__shape_of(root),
                            root->node ? "has not one element" : "does not require grad");
         TD_SCOPE;
-        td_tensor *one = td_full(root->layout.shape, root->layout.ndim, 1, root->layout.dtype);
+        td_tensor *one = td_full(root->layout.shape, root->layout.ndim, 1, root->layout.dtype,
+                                 root->storage->device);
         if (!one)
             return td__error_status();
         TD_TRY(td__pass_seed(pass->pass, root->node, root->output_nr, one));

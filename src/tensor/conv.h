@@ -12,14 +12,14 @@
 #define TD_TENSOR_CONV_H
 
 #include "tensor/gemm.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 /** How many elements a copy may have, and how far it may be read beyond its end. */
 #define TD__CONV_PADDED_MAX (1024 * 1024)
 #define TD__CONV_BEYOND 64
 
 struct td__conv {
-    struct td__window window;
+    td_window window;
     int64_t images;
     int64_t channels, height, width;             /* of x; channels of one group */
     int64_t out_channels, out_height, out_width; /* out_channels of one group */

@@ -6,7 +6,7 @@
 /* The image of an item, with its padding. */
 static inline const REAL *NAMED(padded)(struct td__conv *conv, int64_t item)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     const REAL *x = (const REAL *)conv->x + item * conv->x_image;
     if (w->padding[0] == 0 && w->padding[1] == 0 && item < conv->images - 1)
         return x;
@@ -42,7 +42,7 @@ NAMED(copy_taps)(const struct td__conv *conv, const struct td__gemm_part *part,
                  const struct NAMED(run) * runs, int many, const REAL *x, int64_t width, REAL *to,
                  const int chunk)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     const int64_t stride = w->stride[1];
     int64_t kx = part->k0 % w->kernel[1], rest = part->k0 / w->kernel[1];
     int64_t ky = rest % w->kernel[0], channel = rest / w->kernel[0];
@@ -73,7 +73,7 @@ TD__VECTOR static void NAMED(columns_of_padded)(const struct td__conv *conv,
                                                 const struct td__gemm_part *part, const REAL *x,
                                                 int64_t width, REAL *to)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     struct NAMED(run) runs[WIDEST];
     int many = 0;
     for (int64_t done = 0; done < part->columns; many++) {
@@ -96,7 +96,7 @@ TD__VECTOR static void NAMED(rows_of_padded)(const struct td__conv *conv,
                                              const struct td__gemm_part *part, const REAL *x,
                                              int64_t width, REAL *to)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     struct NAMED(run) runs[WIDEST];
     int many = 0;
     for (int64_t done = 0; done < part->columns; many++) {
@@ -147,7 +147,7 @@ static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64
 static inline void NAMED(take)(const struct td__conv *conv, const REAL *image, int64_t position,
                                int64_t oy, int64_t ox, int64_t count, REAL *restrict to)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     int64_t y = oy * w->stride[0] - w->padding[0] + position / w->kernel[1] * w->dilation[0];
     int64_t x = ox * w->stride[1] - w->padding[1] + position % w->kernel[1] * w->dilation[1];
     int64_t first = 0, end = 0;
@@ -186,7 +186,7 @@ TD__VECTOR static void NAMED(rows_of_plain)(const struct td__conv *conv,
                                             const struct td__gemm_part *part, const REAL *x,
                                             int64_t width, REAL *packed)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     for (int64_t p = 0; p < part->rows; p++) {
         const int64_t pixel = part->k0 + p;
         const int64_t y0 = pixel / conv->out_width * w->stride[0] - w->padding[0];
@@ -248,7 +248,7 @@ static inline void NAMED(add_row)(REAL *restrict to, const REAL *restrict from, 
 TD__VECTOR static void NAMED(add)(const struct td__conv *conv, const struct td__conv_piece *piece,
                                   const REAL *columns, REAL *x)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     for (int64_t c = piece->c0; c < piece->c0 + piece->channels; c++)
         for (int64_t position = 0; position < w->kernel[0] * w->kernel[1]; position++) {
             const int64_t ky = position / w->kernel[1], kx = position % w->kernel[1];

@@ -131,7 +131,7 @@ static int64_t place_in_row(const struct search *search, const char *x)
     const struct td__reducer *reducer = search->loop == TD_F32   ? &td__reducer_f32
                                         : search->loop == TD_F64 ? &td__reducer_f64
                                                                  : &td__reducer_i64;
-    enum td__reduce_kind kind = search->least ? TD__REDUCE_MIN : TD__REDUCE_MAX;
+    td_reduce_kind kind = search->least ? TD_REDUCE_KIND_MIN : TD_REDUCE_KIND_MAX;
     union {
         double f64;
         int64_t i64;

@@ -24,11 +24,11 @@
     }
 
 #define CASES_OF_TRUTH(T)                                                                          \
-    CASE(TD__EQ, T, uint8_t, p == q)                                                               \
-    CASE(TD__NE, T, uint8_t, p != q)                                                               \
-    CASE(TD__AND, T, uint8_t, (p != 0) & (q != 0))                                                 \
-    CASE(TD__OR, T, uint8_t, (p != 0) | (q != 0))                                                  \
-    CASE(TD__XOR, T, uint8_t, (p != 0) ^ (q != 0))
+    CASE(TD_BINARY_EQ, T, uint8_t, p == q)                                                               \
+    CASE(TD_BINARY_NE, T, uint8_t, p != q)                                                               \
+    CASE(TD_BINARY_AND, T, uint8_t, (p != 0) & (q != 0))                                                 \
+    CASE(TD_BINARY_OR, T, uint8_t, (p != 0) | (q != 0))                                                  \
+    CASE(TD_BINARY_XOR, T, uint8_t, (p != 0) ^ (q != 0))
 
 /* ---- Floats ------------------------------------------------------------------------------------
  *
@@ -80,23 +80,23 @@
     } while (0)
 
 #define FLOATS(name, T, power)                                                                     \
-    TD__INLINE void loop_##name(enum td__binary_op op, void *out, const void *a, bool a_step,      \
+    TD__INLINE void loop_##name(td_binary op, void *out, const void *a, bool a_step,      \
                                 const void *b, bool b_step, int64_t count)                         \
     {                                                                                              \
         switch (op) {                                                                              \
-            FLOAT_CASE(TD__ADD, T, T, p + q)                                                       \
-            FLOAT_CASE(TD__SUB, T, T, p - q)                                                       \
-            FLOAT_CASE(TD__MUL, T, T, p *q)                                                        \
-            FLOAT_CASE(TD__DIV, T, T, p / q)                                                       \
-            FLOAT_CASE(TD__MAXIMUM, T, T, p != p ? p : p > q ? p : q)                              \
-            FLOAT_CASE(TD__MINIMUM, T, T, p != p ? p : p < q ? p : q)                              \
-            FLOAT_CASE(TD__LT, T, uint8_t, p < q)                                                  \
-            FLOAT_CASE(TD__LE, T, uint8_t, p <= q)                                                 \
-            FLOAT_CASE(TD__EQ, T, uint8_t, p == q)                                                 \
-            FLOAT_CASE(TD__NE, T, uint8_t, p != q)                                                 \
-            FLOAT_CASE(TD__AND, T, uint8_t, (p != 0) & (q != 0))                                   \
-            FLOAT_CASE(TD__OR, T, uint8_t, (p != 0) | (q != 0))                                    \
-            FLOAT_CASE(TD__XOR, T, uint8_t, (p != 0) ^ (q != 0))                                   \
+            FLOAT_CASE(TD_BINARY_ADD, T, T, p + q)                                                       \
+            FLOAT_CASE(TD_BINARY_SUB, T, T, p - q)                                                       \
+            FLOAT_CASE(TD_BINARY_MUL, T, T, p *q)                                                        \
+            FLOAT_CASE(TD_BINARY_DIV, T, T, p / q)                                                       \
+            FLOAT_CASE(TD_BINARY_MAXIMUM, T, T, p != p ? p : p > q ? p : q)                              \
+            FLOAT_CASE(TD_BINARY_MINIMUM, T, T, p != p ? p : p < q ? p : q)                              \
+            FLOAT_CASE(TD_BINARY_LT, T, uint8_t, p < q)                                                  \
+            FLOAT_CASE(TD_BINARY_LE, T, uint8_t, p <= q)                                                 \
+            FLOAT_CASE(TD_BINARY_EQ, T, uint8_t, p == q)                                                 \
+            FLOAT_CASE(TD_BINARY_NE, T, uint8_t, p != q)                                                 \
+            FLOAT_CASE(TD_BINARY_AND, T, uint8_t, (p != 0) & (q != 0))                                   \
+            FLOAT_CASE(TD_BINARY_OR, T, uint8_t, (p != 0) | (q != 0))                                    \
+            FLOAT_CASE(TD_BINARY_XOR, T, uint8_t, (p != 0) ^ (q != 0))                                   \
         default:                                                                                   \
             break;                                                                                 \
         }                                                                                          \
@@ -107,23 +107,23 @@
         POWERS(T, power);                                                                          \
     }                                                                                              \
                                                                                                    \
-    TD__VECTOR_256 static void rows_##name(enum td__binary_op op, const struct td__pairs *pairs)   \
+    TD__VECTOR_256 static void rows_##name(td_binary op, const struct td__pairs *pairs)   \
     {                                                                                              \
         EACH_ROW(loop_##name, size_of_result(op, sizeof(T)));                                      \
     }                                                                                              \
                                                                                                    \
-    void td__binary_##name(enum td__binary_op op, const struct td__pairs *pairs)                   \
+    void td__binary_##name(td_binary op, const struct td__pairs *pairs)                   \
     {                                                                                              \
-        if (op == TD__POW)                                                                         \
+        if (op == TD_BINARY_POW)                                                                         \
             powers_##name(pairs);                                                                  \
         else                                                                                       \
             rows_##name(op, pairs);                                                                \
     }
 
 /* Comparisons give bytes. */
-static int64_t size_of_result(enum td__binary_op op, size_t size)
+static int64_t size_of_result(td_binary op, size_t size)
 {
-    return op >= TD__EQ && op <= TD__XOR ? 1 : (int64_t)size;
+    return op >= TD_BINARY_EQ && op <= TD_BINARY_XOR ? 1 : (int64_t)size;
 }
 
 FLOATS(f32, float, td__pow_f32)
@@ -139,23 +139,23 @@ FLOATS(f64, double, pow)
         }                                                                                          \
         break;
 
-TD__INLINE void loop_bf16(enum td__binary_op op, void *to, const void *from_a, bool a_step,
+TD__INLINE void loop_bf16(td_binary op, void *to, const void *from_a, bool a_step,
                           const void *from_b, bool b_step, int64_t count)
 {
     uint16_t *out = to;
     const uint16_t *a = from_a, *b = from_b;
     float a0 = td__bf16_to_f32(*a), b0 = td__bf16_to_f32(*b);
     switch (op) {
-        BF16_CASE(TD__ADD, p + q)
-        BF16_CASE(TD__SUB, p - q)
-        BF16_CASE(TD__MUL, p * q)
-        BF16_CASE(TD__DIV, p / q)
+        BF16_CASE(TD_BINARY_ADD, p + q)
+        BF16_CASE(TD_BINARY_SUB, p - q)
+        BF16_CASE(TD_BINARY_MUL, p * q)
+        BF16_CASE(TD_BINARY_DIV, p / q)
     default:
         break;
     }
 }
 
-TD__VECTOR void td__binary_bf16(enum td__binary_op op, const struct td__pairs *pairs)
+TD__VECTOR void td__binary_bf16(td_binary op, const struct td__pairs *pairs)
 {
     EACH_ROW(loop_bf16, 2);
 }
@@ -193,17 +193,17 @@ COMPLEX(double)
 #define IS_TRUE(p) ((p).re != 0 || (p).im != 0)
 
 #define CASES_OF_COMPLEX(T, P)                                                                     \
-    CASE(TD__ADD, P, P, PAIR(T, p.re + q.re, p.im + q.im))                                         \
-    CASE(TD__SUB, P, P, PAIR(T, p.re - q.re, p.im - q.im))                                         \
-    CASE(TD__MUL, P, P, T##_times(p, q))                                                           \
-    CASE(TD__DIV, P, P, T##_over(p, q))                                                            \
-    CASE(TD__EQ, P, uint8_t, p.re == q.re && p.im == q.im)                                         \
-    CASE(TD__NE, P, uint8_t, p.re != q.re || p.im != q.im)                                         \
-    CASE(TD__AND, P, uint8_t, IS_TRUE(p) && IS_TRUE(q))                                            \
-    CASE(TD__OR, P, uint8_t, IS_TRUE(p) || IS_TRUE(q))                                             \
-    CASE(TD__XOR, P, uint8_t, IS_TRUE(p) != IS_TRUE(q))
+    CASE(TD_BINARY_ADD, P, P, PAIR(T, p.re + q.re, p.im + q.im))                                         \
+    CASE(TD_BINARY_SUB, P, P, PAIR(T, p.re - q.re, p.im - q.im))                                         \
+    CASE(TD_BINARY_MUL, P, P, T##_times(p, q))                                                           \
+    CASE(TD_BINARY_DIV, P, P, T##_over(p, q))                                                            \
+    CASE(TD_BINARY_EQ, P, uint8_t, p.re == q.re && p.im == q.im)                                         \
+    CASE(TD_BINARY_NE, P, uint8_t, p.re != q.re || p.im != q.im)                                         \
+    CASE(TD_BINARY_AND, P, uint8_t, IS_TRUE(p) && IS_TRUE(q))                                            \
+    CASE(TD_BINARY_OR, P, uint8_t, IS_TRUE(p) || IS_TRUE(q))                                             \
+    CASE(TD_BINARY_XOR, P, uint8_t, IS_TRUE(p) != IS_TRUE(q))
 
-static TD__VECTOR void binary_complex64(enum td__binary_op op, void *out, const void *a,
+static TD__VECTOR void binary_complex64(td_binary op, void *out, const void *a,
                                         const void *b, int64_t count)
 {
     switch (op) {
@@ -213,7 +213,7 @@ static TD__VECTOR void binary_complex64(enum td__binary_op op, void *out, const 
     }
 }
 
-static TD__VECTOR void binary_complex128(enum td__binary_op op, void *out, const void *a,
+static TD__VECTOR void binary_complex128(td_binary op, void *out, const void *a,
                                          const void *b, int64_t count)
 {
     switch (op) {
@@ -223,7 +223,7 @@ static TD__VECTOR void binary_complex128(enum td__binary_op op, void *out, const
     }
 }
 
-void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
+void td__binary_complex(td_binary op, td_dtype dtype, void *out, const void *a,
                         const void *b, int64_t count)
 {
     if (dtype == TD_COMPLEX64)
@@ -238,21 +238,21 @@ void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const 
 #define QUOTIENT(T, U) (q == 0 ? 0 : q == (T)-1 ? (T)(0 - (U)p) : (T)(p / q))
 
 #define CASES_OF_ORDER(T)                                                                          \
-    CASE(TD__MAXIMUM, T, T, p > q ? p : q)                                                         \
-    CASE(TD__MINIMUM, T, T, p < q ? p : q)                                                         \
-    CASE(TD__LT, T, uint8_t, p < q)                                                                \
-    CASE(TD__LE, T, uint8_t, p <= q)
+    CASE(TD_BINARY_MAXIMUM, T, T, p > q ? p : q)                                                         \
+    CASE(TD_BINARY_MINIMUM, T, T, p < q ? p : q)                                                         \
+    CASE(TD_BINARY_LT, T, uint8_t, p < q)                                                                \
+    CASE(TD_BINARY_LE, T, uint8_t, p <= q)
 
 /* W is an unsigned type, in which arithmetic wraps around. */
 #define UNSIGNED_LOOP(T, W)                                                                        \
-    static TD__VECTOR void binary_##T(enum td__binary_op op, void *out, const void *a,             \
+    static TD__VECTOR void binary_##T(td_binary op, void *out, const void *a,             \
                                       const void *b, int64_t count)                                \
     {                                                                                              \
         switch (op) {                                                                              \
-            CASE(TD__ADD, T, T, (W)p + (W)q)                                                       \
-            CASE(TD__SUB, T, T, (W)p - (W)q)                                                       \
-            CASE(TD__MUL, T, T, (W)p *(W)q)                                                        \
-            CASE(TD__DIV, T, T, q == 0 ? 0 : p / q)                                                \
+            CASE(TD_BINARY_ADD, T, T, (W)p + (W)q)                                                       \
+            CASE(TD_BINARY_SUB, T, T, (W)p - (W)q)                                                       \
+            CASE(TD_BINARY_MUL, T, T, (W)p *(W)q)                                                        \
+            CASE(TD_BINARY_DIV, T, T, q == 0 ? 0 : p / q)                                                \
             CASES_OF_ORDER(T)                                                                      \
             CASES_OF_TRUTH(T)                                                                      \
         default:                                                                                   \
@@ -261,11 +261,11 @@ void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const 
     }
 
 #define SIGNED_LOOP(T, U)                                                                          \
-    static TD__VECTOR void binary_##T(enum td__binary_op op, void *out, const void *a,             \
+    static TD__VECTOR void binary_##T(td_binary op, void *out, const void *a,             \
                                       const void *b, int64_t count)                                \
     {                                                                                              \
         switch (op) {                                                                              \
-            CASE(TD__DIV, T, T, QUOTIENT(T, U))                                                    \
+            CASE(TD_BINARY_DIV, T, T, QUOTIENT(T, U))                                                    \
             CASES_OF_ORDER(T)                                                                      \
         default:                                                                                   \
             break;                                                                                 \
@@ -333,7 +333,7 @@ static void integer_powers(td_dtype dtype, void *out, const void *a, const void 
     }
 }
 
-typedef void loop_fn(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
+typedef void loop_fn(td_binary op, void *out, const void *a, const void *b, int64_t count);
 
 static loop_fn *loop_of(td_dtype dtype, bool looks_at_sign)
 {
@@ -355,15 +355,15 @@ static loop_fn *loop_of(td_dtype dtype, bool looks_at_sign)
     }
 }
 
-void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
+void td__binary_integer(td_binary op, td_dtype dtype, void *out, const void *a,
                         const void *b, int64_t count)
 {
-    if (op == TD__POW) {
+    if (op == TD_BINARY_POW) {
         integer_powers(dtype, out, a, b, count);
         return;
     }
-    bool looks_at_sign = op == TD__DIV || op == TD__MAXIMUM || op == TD__MINIMUM || op == TD__LT ||
-                         op == TD__LE;
+    bool looks_at_sign = op == TD_BINARY_DIV || op == TD_BINARY_MAXIMUM || op == TD_BINARY_MINIMUM || op == TD_BINARY_LT ||
+                         op == TD_BINARY_LE;
     loop_of(dtype, looks_at_sign)(op, out, a, b, count);
 }
 
@@ -372,21 +372,21 @@ void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const 
 #define TRUE_P (p != 0)
 #define TRUE_Q (q != 0)
 
-TD__VECTOR void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void *b,
+TD__VECTOR void td__binary_bool(td_binary op, void *out, const void *a, const void *b,
                                 int64_t count)
 {
     switch (op) {
-    case TD__ADD:
-    case TD__MAXIMUM:
-        CASE(TD__OR, uint8_t, uint8_t, TRUE_P | TRUE_Q)
-    case TD__MUL:
-    case TD__MINIMUM:
-        CASE(TD__AND, uint8_t, uint8_t, TRUE_P & TRUE_Q)
-    case TD__NE:
-        CASE(TD__XOR, uint8_t, uint8_t, TRUE_P ^ TRUE_Q)
-        CASE(TD__EQ, uint8_t, uint8_t, TRUE_P == TRUE_Q)
-        CASE(TD__LT, uint8_t, uint8_t, TRUE_P < TRUE_Q)
-        CASE(TD__LE, uint8_t, uint8_t, TRUE_P <= TRUE_Q)
+    case TD_BINARY_ADD:
+    case TD_BINARY_MAXIMUM:
+        CASE(TD_BINARY_OR, uint8_t, uint8_t, TRUE_P | TRUE_Q)
+    case TD_BINARY_MUL:
+    case TD_BINARY_MINIMUM:
+        CASE(TD_BINARY_AND, uint8_t, uint8_t, TRUE_P & TRUE_Q)
+    case TD_BINARY_NE:
+        CASE(TD_BINARY_XOR, uint8_t, uint8_t, TRUE_P ^ TRUE_Q)
+        CASE(TD_BINARY_EQ, uint8_t, uint8_t, TRUE_P == TRUE_Q)
+        CASE(TD_BINARY_LT, uint8_t, uint8_t, TRUE_P < TRUE_Q)
+        CASE(TD_BINARY_LE, uint8_t, uint8_t, TRUE_P <= TRUE_Q)
     default:
         break;
     }

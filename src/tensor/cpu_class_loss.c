@@ -60,7 +60,7 @@ static struct class_loss loss_of(const td_tensor *x, const td_tensor *target, in
                                .ignore_index = ignore_index};
 }
 
-td_status td__cpu_nll_loss(td_tensor *out, double *total, const td_tensor *x,
+td_status td__cpu_nll_loss(td_tensor *out, td_tensor *factor, const td_tensor *x,
                            const td_tensor *target, const td_tensor *weight, int64_t ignore_index)
 {
     struct class_loss k = loss_of(x, target, ignore_index);
@@ -74,12 +74,13 @@ td_status td__cpu_nll_loss(td_tensor *out, double *total, const td_tensor *x,
             nll_loss_f32(&k);
         else
             nll_loss_f64(&k);
-        *total = k.total;
+        if (factor)
+            *(double *)td_tensor_data(factor) = 1 / k.total;
     }
     return td__widen_end(&w);
 }
 
-td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, double scale,
+td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *factor,
                                 const td_tensor *target, const td_tensor *weight,
                                 int64_t ignore_index)
 {
@@ -89,7 +90,7 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, doub
     k.weight = td__widen(&w, weight);
     k.grad_y = td__widen(&w, grad_y);
     k.grad_each = grad_y->layout.numel == k.n * k.s;
-    k.scale = scale;
+    k.scale = factor ? *(const double *)td_tensor_data(factor) : 1;
     k.out = td__widen_out(&w, grad_x, false);
     if (w.status == TD_OK)
         td__parallel_for(k.n, td__grain_of(k.c * k.s),
@@ -98,9 +99,10 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, doub
     return td__widen_end(&w);
 }
 
-td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y, double scale,
-                                     const td_tensor *log_softmax, const td_tensor *target,
-                                     const td_tensor *weight, int64_t ignore_index)
+td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
+                                     const td_tensor *factor, const td_tensor *log_softmax,
+                                     const td_tensor *target, const td_tensor *weight,
+                                     int64_t ignore_index)
 {
     struct class_loss k = loss_of(grad_x, target, ignore_index);
     TD_TRY(check_targets(&k, target, "gradient of cross_entropy"));
@@ -109,7 +111,7 @@ td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
     k.weight = td__widen(&w, weight);
     k.grad_y = td__widen(&w, grad_y);
     k.grad_each = grad_y->layout.numel == k.n * k.s;
-    k.scale = scale;
+    k.scale = factor ? *(const double *)td_tensor_data(factor) : 1;
     k.out = td__widen_out(&w, grad_x, false);
     if (w.status == TD_OK)
         td__parallel_for(

@@ -18,7 +18,7 @@
 #include <string.h>
 
 static struct td__conv conv_of(const struct td__layout *x, const struct td__layout *out,
-                               const struct td__window *window)
+                               const td_window *window)
 {
     int64_t groups = window->groups > 0 ? window->groups : 1;
     struct td__conv conv = {
@@ -61,7 +61,7 @@ TD__VECTOR static bool are_finite(td_dtype dtype, const void *numbers, int64_t c
 }
 
 td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
-                         const td_tensor *bias, const struct td__window *window)
+                         const td_tensor *bias, const td_window *window)
 {
     const struct td__conv conv = conv_of(&x->layout, &out->layout, window);
     struct td__wide wide = {0};
@@ -81,7 +81,7 @@ td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
 }
 
 td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *w,
-                                    const struct td__window *window)
+                                    const td_window *window)
 {
     const struct td__conv conv = conv_of(&grad_x->layout, &grad_y->layout, window);
     struct td__wide wide = {0};
@@ -169,7 +169,7 @@ static bool weight_fits_direct(const struct td__conv *conv)
 
 td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
                                      const td_tensor *grad_y, const td_tensor *x,
-                                     const struct td__window *window, bool accumulate)
+                                     const td_window *window, bool accumulate)
 {
     const td_dtype dtype = td__wide_dtype(grad_w);
     const struct td__conv conv = conv_of(&x->layout, &grad_y->layout, window);

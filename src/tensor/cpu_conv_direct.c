@@ -388,7 +388,7 @@ static td_status copy_bias(struct plan *plan, const void *bias)
 
 static td_status plan_forward(struct plan *plan, const struct td__conv *conv, const void *w)
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     TD_TRY(make_phases(plan, 1));
     struct phase *phase = &plan->phases[0];
     phase->width = conv->out_width;
@@ -411,7 +411,7 @@ static td_status plan_forward(struct plan *plan, const struct td__conv *conv, co
 td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
                           const void *bias, void *out)
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     struct plan plan = {
         .dtype = dtype,
         .loops = td__direct_loops(dtype),
@@ -452,7 +452,7 @@ td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const voi
 
 /* The output pixel that row (or column) `at` of a unit meets through a kernel position: one for each unit,
  * *first in unit 0, or none. */
-static bool meets(const struct td__window *window, int dim, int64_t at, int64_t position,
+static bool meets(const td_window *window, int dim, int64_t at, int64_t position,
                   int64_t *first)
 {
     const int64_t distance = at + window->padding[dim] - position * window->dilation[dim];
@@ -461,7 +461,7 @@ static bool meets(const struct td__window *window, int dim, int64_t at, int64_t 
 }
 
 /* The least and the greatest of those, for all rows of a unit and all positions. */
-static void bounds(const struct td__window *window, int dim, int64_t *least, int64_t *greatest)
+static void bounds(const td_window *window, int dim, int64_t *least, int64_t *greatest)
 {
     *least = INT64_MAX;
     *greatest = INT64_MIN;
@@ -500,7 +500,7 @@ static void pack_step(const struct plan *plan, const void *w, int64_t kernel, in
 static td_status plan_phase(struct plan *plan, const struct td__conv *conv, const void *w,
                             struct phase *phase, const int64_t least[2])
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     const int64_t kernel = window->kernel[0] * window->kernel[1];
     int64_t offsets[2], positions = 0;
     for (int64_t i = 0; i < kernel; i++)
@@ -531,7 +531,7 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
 static td_status plan_grad_input(struct plan *plan, const struct td__conv *conv, const void *w,
                                  const int64_t least[2])
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     TD_TRY(make_phases(plan, window->stride[0] * window->stride[1]));
     for (int i = 0; i < plan->phase_count; i++) {
         plan->phases[i].row = i / window->stride[1];
@@ -544,7 +544,7 @@ static td_status plan_grad_input(struct plan *plan, const struct td__conv *conv,
 td_status td__conv_direct_grad_input(const struct td__conv *conv, td_dtype dtype,
                                      const void *grad_y, const void *w, void *grad_x)
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     int64_t least[2], greatest[2];
     for (int d = 0; d < 2; d++)
         bounds(window, d, &least[d], &greatest[d]);

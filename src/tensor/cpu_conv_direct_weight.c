@@ -149,7 +149,7 @@ static void choose_jobs(struct weight_plan *plan)
 static void fill_tables(struct weight_plan *plan)
 {
     const struct td__conv *conv = plan->conv;
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     const int64_t columns = plan->frame.columns;
     for (int64_t i = 0; i < conv->taps; i++) {
         const int64_t kx = i % window->kernel[1], rest = i / window->kernel[1];
@@ -252,7 +252,7 @@ static td_status run_plan(struct weight_plan *plan)
 td_status td__conv_direct_grad_weight(const struct td__conv *conv, td_dtype dtype,
                                       const void *grad_y, const void *x, void *grad_w)
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     atomic_int failed = 0;
     struct weight_plan plan = {
         .failed = &failed,

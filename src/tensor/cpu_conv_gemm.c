@@ -75,7 +75,7 @@ static void enter_group(struct td__conv *conv, td_dtype dtype, const void *x, in
 /* A 1 x 1 kernel with stride 1: images are the columns. */
 static bool is_plain(const struct td__conv *conv)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     for (int d = 0; d < 2; d++)
         if (w->kernel[d] != 1 || w->stride[d] != 1 || w->padding[d] != 0)
             return false;

@@ -24,7 +24,7 @@ struct plain_job {
 
 bool td__conv_fits_plain(const struct td__conv *conv)
 {
-    const struct td__window *w = &conv->window;
+    const td_window *w = &conv->window;
     for (int d = 0; d < 2; d++)
         if (w->kernel[d] != 1 || w->stride[d] != 1 || w->padding[d] != 0)
             return false;

@@ -108,7 +108,7 @@ static td_status run_planes(struct planes_job *job, int64_t count, int64_t image
 static void set_columns(struct planes_job *job, int64_t *columns)
 {
     struct plane *plane = &job->plane;
-    const struct td__window *window = &job->conv->window;
+    const td_window *window = &job->conv->window;
     const int64_t height = window->kernel[0], width = window->kernel[1];
     if (height != 3 && height != 5)
         return;
@@ -164,7 +164,7 @@ static void make_planes(void *arg, int64_t begin, int64_t end)
 /* The frame of the input, for the output and the gradient of the weights. */
 static struct planes_job input_job(const struct td__conv *conv, td_dtype dtype, const void *x)
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     const int64_t stride = window->stride[1];
     const int64_t part = (conv->padded_width + stride - 1) / stride;
     return (struct planes_job){
@@ -195,7 +195,7 @@ static struct planes_job input_job(const struct td__conv *conv, td_dtype dtype, 
 static int64_t *input_offsets(const struct planes_job *job)
 {
     const struct td__conv *conv = job->conv;
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     int64_t *offsets = malloc((size_t)(3 * conv->taps) * sizeof *offsets);
     for (int64_t t = 0; t < conv->taps && offsets; t++) {
         const int64_t x = t % window->kernel[1] * window->dilation[1], rest = t / window->kernel[1];
@@ -240,7 +240,7 @@ static void swap_weights(const struct td__conv *conv, td_dtype dtype, const void
 td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype,
                                      const void *grad_y, const void *w, void *grad_x)
 {
-    const struct td__window *window = &conv->window;
+    const td_window *window = &conv->window;
     const int64_t kernel = window->kernel[0] * window->kernel[1];
     const int64_t reach[2] = {(window->kernel[0] - 1) * window->dilation[0],
                               (window->kernel[1] - 1) * window->dilation[1]};

@@ -2,7 +2,7 @@
 #ifndef TD_TENSOR_CPU_CONVERT_H
 #define TD_TENSOR_CPU_CONVERT_H
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 /** f16 or bf16 to f32, and back. */
 void td__convert_half(float *to, const void *from, td_dtype dtype, int64_t count);

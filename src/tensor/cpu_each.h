@@ -6,7 +6,7 @@
 #ifndef TD_TENSOR_CPU_EACH_H
 #define TD_TENSOR_CPU_EACH_H
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 #include "tensor/vector.h"
 
 /* The result and up to three operands. */

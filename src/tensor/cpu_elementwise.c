@@ -25,28 +25,30 @@ static td_status refuse(const char *kernel, td_dtype dtype)
 /* ---- Binary ------------------------------------------------------------------------------------ */
 
 static const char *const binary_names[] = {
-    [TD__ADD] = "add",         [TD__SUB] = "sub",         [TD__MUL] = "mul",
-    [TD__DIV] = "div",         [TD__POW] = "pow",         [TD__EQ] = "eq",
-    [TD__NE] = "ne",           [TD__LT] = "lt",           [TD__LE] = "le",
-    [TD__GT] = "gt",           [TD__GE] = "ge",           [TD__AND] = "logical_and",
-    [TD__OR] = "logical_or",   [TD__XOR] = "logical_xor", [TD__MAXIMUM] = "maximum",
-    [TD__MINIMUM] = "minimum",
+    [TD_BINARY_ADD] = "add",         [TD_BINARY_SUB] = "sub",
+    [TD_BINARY_MUL] = "mul",         [TD_BINARY_DIV] = "div",
+    [TD_BINARY_POW] = "pow",         [TD_BINARY_EQ] = "eq",
+    [TD_BINARY_NE] = "ne",           [TD_BINARY_LT] = "lt",
+    [TD_BINARY_LE] = "le",           [TD_BINARY_GT] = "gt",
+    [TD_BINARY_GE] = "ge",           [TD_BINARY_AND] = "logical_and",
+    [TD_BINARY_OR] = "logical_or",   [TD_BINARY_XOR] = "logical_xor",
+    [TD_BINARY_MAXIMUM] = "maximum", [TD_BINARY_MINIMUM] = "minimum",
 };
 
-static bool has_binary(enum td__binary_op op, td_dtype dtype)
+static bool has_binary(td_binary op, td_dtype dtype)
 {
     switch (op) {
-    case TD__SUB:
-    case TD__DIV:
+    case TD_BINARY_SUB:
+    case TD_BINARY_DIV:
         return dtype != TD_BOOL;
-    case TD__POW:
+    case TD_BINARY_POW:
         return dtype != TD_BOOL && !is_complex(dtype);
-    case TD__MAXIMUM:
-    case TD__MINIMUM:
-    case TD__LT:
-    case TD__LE:
-    case TD__GT:
-    case TD__GE:
+    case TD_BINARY_MAXIMUM:
+    case TD_BINARY_MINIMUM:
+    case TD_BINARY_LT:
+    case TD_BINARY_LE:
+    case TD_BINARY_GT:
+    case TD_BINARY_GE:
         return !is_complex(dtype);
     default:
         return true;
@@ -54,7 +56,7 @@ static bool has_binary(enum td__binary_op op, td_dtype dtype)
 }
 
 struct binary {
-    enum td__binary_op op;
+    td_binary op;
     td_dtype dtype; /* in which it is computed */
     bool swapped;   /* b op a */
 };
@@ -105,30 +107,29 @@ static void run_binary(void *const arrays[], int64_t count, const void *arg)
     }
 }
 
-static td_status binary_loop(enum td__binary_op op, td_tensor *out, const td_tensor *a,
+static td_status binary_loop(td_binary op, td_tensor *out, const td_tensor *a,
                              struct td__each_array b, bool swapped)
 {
     td_dtype dtype = a->layout.dtype;
     if (!has_binary(op, dtype))
         return refuse(binary_names[op], dtype);
     struct binary binary = {op, td__compute_dtype(dtype), swapped};
-    if (op == TD__GT || op == TD__GE) {
-        binary.op = op == TD__GT ? TD__LT : TD__LE;
+    if (op == TD_BINARY_GT || op == TD_BINARY_GE) {
+        binary.op = op == TD_BINARY_GT ? TD_BINARY_LT : TD_BINARY_LE;
         binary.swapped = !swapped;
     }
     struct td__each_array arrays[] = {td__each_array(out), td__each_array(a), b};
-    bool raw = dtype == TD_BF16 && op <= TD__DIV;
+    bool raw = dtype == TD_BF16 && op <= TD_BINARY_DIV;
     if (raw)
         binary.dtype = dtype;
-    if (is_float(dtype) && op != TD__POW)
+    if (is_float(dtype) && op != TD_BINARY_POW)
         td__each_pair(&out->layout, arrays, raw, run_floats, &binary);
     else
         td__each_run(&out->layout, arrays, 3, false, run_binary, &binary);
     return TD_OK;
 }
 
-td_status td__cpu_binary(enum td__binary_op op, td_tensor *out, const td_tensor *a,
-                         const td_tensor *b)
+td_status td__cpu_binary(td_binary op, td_tensor *out, const td_tensor *a, const td_tensor *b)
 {
     return binary_loop(op, out, a, td__each_array(b), false);
 }
@@ -192,13 +193,13 @@ static td_status power_of(td_tensor *out, const td_tensor *a, double exponent)
     if (exponent == 1)
         return td__cpu_copy(out, a);
     if (exponent == 2)
-        return td__cpu_unary(TD__SQUARE, out, a);
+        return td__cpu_unary(TD_UNARY_SQUARE, out, a);
     if (exponent == 0.5)
-        return td__cpu_unary(TD__SQRT, out, a);
+        return td__cpu_unary(TD_UNARY_SQRT, out, a);
     if (exponent == -0.5)
-        return td__cpu_unary(TD__RSQRT, out, a);
+        return td__cpu_unary(TD_UNARY_RSQRT, out, a);
     if (exponent == -1)
-        return td__cpu_unary(TD__RECIPROCAL, out, a);
+        return td__cpu_unary(TD_UNARY_RECIPROCAL, out, a);
     power.loop = exponent == 3 ? cube : inverse_square;
     td__each_tensors(out, a, NULL, NULL, run_power, &power);
     return TD_OK;
@@ -215,15 +216,24 @@ static bool is_simple_power(double exponent)
 
 /* ---- A tensor and a number ----------------------------------------------------------------------- */
 
-td_status td__cpu_binary_scalar(enum td__binary_op op, td_tensor *out, const td_tensor *a, double b,
+td_status td__cpu_binary_scalar(td_binary op, td_tensor *out, const td_tensor *a, double b,
                                 bool reversed)
 {
     _Alignas(16) char element[16];
     td_dtype dtype = a->layout.dtype;
-    if (op == TD__POW && !reversed && is_float(dtype) && is_simple_power(b))
+    if (op == TD_BINARY_POW && !reversed && is_float(dtype) && is_simple_power(b))
         return power_of(out, a, b);
     TD_TRY(scalar_of(element, dtype, b, binary_names[op]));
     return binary_loop(op, out, a, td__each_scalar(element, dtype), reversed);
+}
+
+td_status td__cpu_scale(td_tensor *const *x, int count, const td_tensor *factor)
+{
+    const void *data = td_tensor_data(factor);
+    double value = factor->layout.dtype == TD_F64 ? *(const double *)data : *(const float *)data;
+    for (int i = 0; i < count; i++)
+        TD_TRY(td__cpu_binary_scalar(TD_BINARY_MUL, x[i], x[i], value, false));
+    return TD_OK;
 }
 
 /* ---- add_scaled -------------------------------------------------------------------------------- */

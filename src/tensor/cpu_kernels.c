@@ -1,12 +1,19 @@
 /* The table of the CPU kernels; kernels.h has the contract of each. */
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include "tensor/cpu_kernels.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/cpu_elementwise.h"
 #include "tensor/cpu_reduce.h"
 
-const struct td__kernels td__cpu_kernels = {
+const td_kernels *td_host_kernels(void)
+{
+    return &td__cpu_kernels;
+}
+
+const td_kernels td__cpu_kernels = {
+    .version = TD_KERNELS_VERSION,
+    .size = sizeof(td_kernels),
     .fill = td__cpu_fill,
     .copy = td__cpu_copy,
     .unary = td__cpu_unary,
@@ -31,6 +38,7 @@ const struct td__kernels td__cpu_kernels = {
     .gather = td__cpu_gather,
     .scatter_add = td__cpu_scatter_add,
     .nll_loss = td__cpu_nll_loss,
+    .scale = td__cpu_scale,
     .nll_loss_grad = td__cpu_nll_loss_grad,
     .cross_entropy_grad = td__cpu_cross_entropy_grad,
     .pair_loss = td__cpu_pair_loss,

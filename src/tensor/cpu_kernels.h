@@ -3,7 +3,7 @@
 #ifndef TD_TENSOR_CPU_KERNELS_H
 #define TD_TENSOR_CPU_KERNELS_H
 
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 /* ---- Normalisation --------------------------------------------------------------------------- */
 
@@ -47,19 +47,19 @@ td_status td__cpu_scatter_add(td_tensor *out, int dim, const td_tensor *index,
 
 /* ---- Losses ---------------------------------------------------------------------------------- */
 
-td_status td__cpu_nll_loss(td_tensor *out, double *total, const td_tensor *x,
+td_status td__cpu_nll_loss(td_tensor *out, td_tensor *factor, const td_tensor *x,
                            const td_tensor *target, const td_tensor *weight, int64_t ignore_index);
-td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, double scale,
+td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *factor,
                                 const td_tensor *target, const td_tensor *weight,
                                 int64_t ignore_index);
-td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y, double scale,
-                                     const td_tensor *log_softmax, const td_tensor *target,
-                                     const td_tensor *weight, int64_t ignore_index);
-td_status td__cpu_pair_loss(enum td__pair_loss loss, td_tensor *out, const td_tensor *x,
+td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
+                                     const td_tensor *factor, const td_tensor *log_softmax,
+                                     const td_tensor *target, const td_tensor *weight,
+                                     int64_t ignore_index);
+td_status td__cpu_pair_loss(td_pair_loss loss, td_tensor *out, const td_tensor *x,
                             const td_tensor *y, double scale);
-td_status td__cpu_pair_loss_grad(enum td__pair_loss loss, td_tensor *grad_x,
-                                 const td_tensor *grad_y, const td_tensor *x, const td_tensor *y,
-                                 double scale);
+td_status td__cpu_pair_loss_grad(td_pair_loss loss, td_tensor *grad_x, const td_tensor *grad_y,
+                                 const td_tensor *x, const td_tensor *y, double scale);
 
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
@@ -75,21 +75,21 @@ td_status td__cpu_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b,
 td_status td__cpu_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
                          const td_tensor *bias);
 td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
-                         const td_tensor *bias, const struct td__window *window);
+                         const td_tensor *bias, const td_window *window);
 td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *w,
-                                    const struct td__window *window);
+                                    const td_window *window);
 td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
                                      const td_tensor *grad_y, const td_tensor *x,
-                                     const struct td__window *window, bool accumulate);
+                                     const td_window *window, bool accumulate);
 
 td_status td__cpu_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x,
-                             const struct td__window *window);
+                             const td_window *window);
 td_status td__cpu_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                   const td_tensor *indices);
 td_status td__cpu_adaptive_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x);
-td_status td__cpu_avg_pool2d(td_tensor *out, const td_tensor *x, const struct td__window *window);
+td_status td__cpu_avg_pool2d(td_tensor *out, const td_tensor *x, const td_window *window);
 td_status td__cpu_avg_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                  const struct td__window *window);
+                                  const td_window *window);
 td_status td__cpu_adaptive_avg_pool2d(td_tensor *out, const td_tensor *x);
 td_status td__cpu_adaptive_avg_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y);
 

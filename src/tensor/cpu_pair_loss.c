@@ -21,7 +21,7 @@
 
 /* One call, forward or backward. */
 struct pair_loss {
-    enum td__pair_loss loss;
+    td_pair_loss loss;
     void *out;
     const void *x, *y, *grad_y;
     int64_t n;
@@ -53,7 +53,7 @@ static td_status sum_up(struct pair_loss *k, bool f32)
     return TD_OK;
 }
 
-td_status td__cpu_pair_loss(enum td__pair_loss loss, td_tensor *out, const td_tensor *x,
+td_status td__cpu_pair_loss(td_pair_loss loss, td_tensor *out, const td_tensor *x,
                             const td_tensor *y, double scale)
 {
     struct td__wide w = {0};
@@ -70,7 +70,7 @@ td_status td__cpu_pair_loss(enum td__pair_loss loss, td_tensor *out, const td_te
     return td__widen_end(&w);
 }
 
-td_status td__cpu_pair_loss_grad(enum td__pair_loss loss, td_tensor *grad_x,
+td_status td__cpu_pair_loss_grad(td_pair_loss loss, td_tensor *grad_x,
                                  const td_tensor *grad_y, const td_tensor *x, const td_tensor *y,
                                  double scale)
 {

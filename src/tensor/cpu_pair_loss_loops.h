@@ -1,20 +1,20 @@
 /* The loops of cpu_pair_loss.c for one type, with REAL and NAME() of real_f32.h or real_f64.h. */
 
 /* out[i] = loss * scale. */
-TD__INLINE void NAME(pair_piece)(enum td__pair_loss loss, REAL *restrict out,
+TD__INLINE void NAME(pair_piece)(td_pair_loss loss, REAL *restrict out,
                                  const REAL *restrict x, const REAL *restrict y, int64_t n,
                                  REAL scale)
 {
     switch (loss) {
-    case TD__LOSS_MSE:
+    case TD_PAIR_LOSS_MSE:
         for (int64_t i = 0; i < n; i++)
             out[i] = (x[i] - y[i]) * (x[i] - y[i]) * scale;
         break;
-    case TD__LOSS_L1:
+    case TD_PAIR_LOSS_L1:
         for (int64_t i = 0; i < n; i++)
             out[i] = REAL_FABS(x[i] - y[i]) * scale;
         break;
-    case TD__LOSS_BCE_LOGITS:
+    case TD_PAIR_LOSS_BCE_LOGITS:
         for (int64_t i = 0; i < n; i++)
             out[i] = ((x[i] < 0 ? 0 : x[i]) - x[i] * y[i] +
                       REAL_LOG1P(REAL_EXP(-REAL_FABS(x[i])))) *
@@ -63,18 +63,18 @@ static void NAME(pair_grad)(void *arg, int64_t begin, int64_t end)
     int64_t n = end - begin;
     REAL factor = k->each ? (REAL)k->scale : gy[0] * (REAL)k->scale;
     switch (k->loss) {
-    case TD__LOSS_MSE:
+    case TD_PAIR_LOSS_MSE:
         for (int64_t i = 0; i < n; i++)
             gx[i] = 2 * (x[i] - y[i]) * factor;
         break;
-    case TD__LOSS_L1:
+    case TD_PAIR_LOSS_L1:
         for (int64_t i = 0; i < n; i++) {
             REAL d = x[i] - y[i];
             REAL sign = d > 0 ? 1 : d < 0 ? -1 : d; /* 0, or NaN */
             gx[i] = sign * factor;
         }
         break;
-    case TD__LOSS_BCE_LOGITS:
+    case TD_PAIR_LOSS_BCE_LOGITS:
         for (int64_t i = 0; i < n; i++)
             gx[i] = (1 / (1 + REAL_EXP(-x[i])) - y[i]) * factor;
         break;

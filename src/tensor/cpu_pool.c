@@ -14,7 +14,7 @@
 struct pool {
     int64_t images;
     int64_t in[2], out[2];
-    const struct td__window *window; /* NULL: adaptive */
+    const td_window *window; /* NULL: adaptive */
 };
 
 /* Indices from `start` on, below `end`, every `step`-th. */
@@ -26,7 +26,7 @@ struct range {
 /* The input range of output index i of a dimension. */
 static inline struct range range_at(const struct pool *pool, int dim, int64_t i)
 {
-    const struct td__window *w = pool->window;
+    const td_window *w = pool->window;
     const int64_t size = pool->in[dim];
     struct range range = {.step = 1};
     if (!w) {
@@ -53,7 +53,7 @@ static inline struct range range_at(const struct pool *pool, int dim, int64_t i)
 /* Columns of a row with its padding, up to the end of the last window. */
 static int64_t padded_width(const struct pool *pool)
 {
-    const struct td__window *w = pool->window;
+    const td_window *w = pool->window;
     const int64_t last = (pool->out[1] - 1) * w->stride[1] + (w->kernel[1] - 1) * w->dilation[1] +
                          1;
     const int64_t width = pool->in[1] + w->padding[1];
@@ -71,7 +71,7 @@ static int64_t padded_width(const struct pool *pool)
 #include "tensor/pool_loops.h"
 
 static struct pool pool_of(const td_tensor *in, const td_tensor *out,
-                           const struct td__window *window)
+                           const td_window *window)
 {
     return (struct pool){
         .images = in->layout.shape[0] * in->layout.shape[1],
@@ -84,7 +84,7 @@ static struct pool pool_of(const td_tensor *in, const td_tensor *out,
 /* Windows of 2 x 2 with stride 2, all inside an image that is not too large. */
 static bool is_pairs(const struct pool *pool)
 {
-    const struct td__window *w = pool->window;
+    const td_window *w = pool->window;
     for (int d = 0; d < 2; d++)
         if (!w || w->kernel[d] != 2 || w->stride[d] != 2 || w->padding[d] != 0 ||
             w->dilation[d] != 1 || 2 * pool->out[d] > pool->in[d] || pool->out[d] > 512)
@@ -115,7 +115,7 @@ static td_status run_pool(struct pool_job *job, td__range_fn *fn)
 }
 
 static struct pool_job job_of(const td_tensor *in, const td_tensor *out,
-                              const struct td__window *window)
+                              const td_window *window)
 {
     struct pool pool = pool_of(in, out, window);
     return (struct pool_job){
@@ -168,7 +168,7 @@ static void max_planes(void *arg, int64_t begin, int64_t end)
 }
 
 static td_status max_pool(td_tensor *out, td_tensor *indices, const td_tensor *x,
-                          const struct td__window *window)
+                          const td_window *window)
 {
     struct pool_job job = job_of(x, out, window);
     if (job.in > INT32_MAX)
@@ -186,7 +186,7 @@ static td_status max_pool(td_tensor *out, td_tensor *indices, const td_tensor *x
 }
 
 td_status td__cpu_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x,
-                             const struct td__window *window)
+                             const td_window *window)
 {
     return max_pool(out, indices, x, window);
 }
@@ -245,7 +245,7 @@ static void average_planes(void *arg, int64_t begin, int64_t end)
     td__aligned_free(&scratch);
 }
 
-static td_status average_pool(td_tensor *out, const td_tensor *x, const struct td__window *window)
+static td_status average_pool(td_tensor *out, const td_tensor *x, const td_window *window)
 {
     struct pool_job job = job_of(x, out, window);
     struct td__wide wide = {0};
@@ -279,7 +279,7 @@ static void average_grad_planes(void *arg, int64_t begin, int64_t end)
 }
 
 static td_status average_pool_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                   const struct td__window *window)
+                                   const td_window *window)
 {
     struct pool_job job = job_of(grad_x, grad_y, window);
     struct td__wide wide = {0};
@@ -290,13 +290,13 @@ static td_status average_pool_grad(td_tensor *grad_x, const td_tensor *grad_y,
     return td__widen_end(&wide);
 }
 
-td_status td__cpu_avg_pool2d(td_tensor *out, const td_tensor *x, const struct td__window *window)
+td_status td__cpu_avg_pool2d(td_tensor *out, const td_tensor *x, const td_window *window)
 {
     return average_pool(out, x, window);
 }
 
 td_status td__cpu_avg_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                  const struct td__window *window)
+                                  const td_window *window)
 {
     return average_pool_grad(grad_x, grad_y, window);
 }

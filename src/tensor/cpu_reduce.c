@@ -54,7 +54,7 @@ struct position {
 
 /* The reduction, the same for all threads. */
 struct reduction {
-    enum td__reduce_kind kind; /* in the loops */
+    td_reduce_kind kind; /* in the loops */
     bool mean;
     const struct td__reducer *reducer;
     td_dtype x_dtype;
@@ -240,14 +240,14 @@ static const void *fetch(const struct reduction *r, const char *x, int64_t count
 static void start(const struct reduction *r, char *totals, int64_t count)
 {
     char one[16] = {0};
-    double real = r->kind == TD__REDUCE_PROD  ? 1
-                  : r->kind == TD__REDUCE_MAX ? -INFINITY
-                  : r->kind == TD__REDUCE_MIN ? INFINITY
+    double real = r->kind == TD_REDUCE_KIND_PROD  ? 1
+                  : r->kind == TD_REDUCE_KIND_MAX ? -INFINITY
+                  : r->kind == TD_REDUCE_KIND_MIN ? INFINITY
                                               : 0;
-    int64_t whole = (int64_t)(r->kind == TD__REDUCE_PROD);
-    if (r->kind == TD__REDUCE_MAX)
+    int64_t whole = (int64_t)(r->kind == TD_REDUCE_KIND_PROD);
+    if (r->kind == TD_REDUCE_KIND_MAX)
         whole = r->truth ? 0 : INT64_MIN;
-    if (r->kind == TD__REDUCE_MIN)
+    if (r->kind == TD_REDUCE_KIND_MIN)
         whole = r->truth ? 1 : INT64_MAX;
     memcpy(one, r->reducer->total == TD_I64 ? (void *)&whole : (void *)&real, 8);
     size_t size = td_dtype_size(r->reducer->total);
@@ -366,7 +366,7 @@ static void join_chunks(const struct reduction *r, int64_t number)
 {
     const struct td__reducer *reducer = r->reducer == &td__reducer_f32 ? &td__reducer_f64
                                                                        : r->reducer;
-    enum td__reduce_kind kind = r->kind == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : r->kind;
+    td_reduce_kind kind = r->kind == TD_REDUCE_KIND_SQUARES ? TD_REDUCE_KIND_SUM : r->kind;
     _Alignas(64) char totals[BLOCK * 16];
     int64_t count;
     struct position position = position_of_block(r, number, &count);
@@ -401,19 +401,19 @@ static td_status run(struct reduction *r)
 /* ---- The kernel -------------------------------------------------------------------------------- */
 
 static const char *const names[] = {
-    [TD__REDUCE_SUM] = "sum", [TD__REDUCE_MEAN] = "mean",    [TD__REDUCE_PROD] = "prod",
-    [TD__REDUCE_MAX] = "max", [TD__REDUCE_MIN] = "min",      [TD__REDUCE_ALL] = "all",
-    [TD__REDUCE_ANY] = "any", [TD__REDUCE_SQUARES] = "norm",
+    [TD_REDUCE_KIND_SUM] = "sum", [TD_REDUCE_KIND_MEAN] = "mean",    [TD_REDUCE_KIND_PROD] = "prod",
+    [TD_REDUCE_KIND_MAX] = "max", [TD_REDUCE_KIND_MIN] = "min",      [TD_REDUCE_KIND_ALL] = "all",
+    [TD_REDUCE_KIND_ANY] = "any", [TD_REDUCE_KIND_SQUARES] = "norm",
 };
 
-static bool has_reduction(enum td__reduce_kind kind, td_dtype dtype)
+static bool has_reduction(td_reduce_kind kind, td_dtype dtype)
 {
     switch (kind) {
-    case TD__REDUCE_MEAN:
-    case TD__REDUCE_SQUARES:
+    case TD_REDUCE_KIND_MEAN:
+    case TD_REDUCE_KIND_SQUARES:
         return dtype <= TD_BF16;
-    case TD__REDUCE_MAX:
-    case TD__REDUCE_MIN:
+    case TD_REDUCE_KIND_MAX:
+    case TD_REDUCE_KIND_MIN:
         return dtype < TD_COMPLEX64;
     default:
         return true;
@@ -437,21 +437,21 @@ static const struct td__reducer *reducer_of(td_dtype dtype, bool truth)
     }
 }
 
-static enum td__reduce_kind kind_of_loop(enum td__reduce_kind kind)
+static td_reduce_kind kind_of_loop(td_reduce_kind kind)
 {
     switch (kind) {
-    case TD__REDUCE_MEAN:
-        return TD__REDUCE_SUM;
-    case TD__REDUCE_ALL:
-        return TD__REDUCE_MIN;
-    case TD__REDUCE_ANY:
-        return TD__REDUCE_MAX;
+    case TD_REDUCE_KIND_MEAN:
+        return TD_REDUCE_KIND_SUM;
+    case TD_REDUCE_KIND_ALL:
+        return TD_REDUCE_KIND_MIN;
+    case TD_REDUCE_KIND_ANY:
+        return TD_REDUCE_KIND_MAX;
     default:
         return kind;
     }
 }
 
-td_status td__cpu_reduce(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
+td_status td__cpu_reduce(td_reduce_kind kind, td_tensor *out, const td_tensor *x,
                          unsigned dims)
 {
     td_dtype dtype = x->layout.dtype;
@@ -462,9 +462,9 @@ td_status td__cpu_reduce(enum td__reduce_kind kind, td_tensor *out, const td_ten
         return TD_OK;
     struct reduction r = {
         .kind = kind_of_loop(kind),
-        .mean = kind == TD__REDUCE_MEAN,
-        .truth = kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY,
-        .flip = dtype == TD_U64 && (kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN),
+        .mean = kind == TD_REDUCE_KIND_MEAN,
+        .truth = kind == TD_REDUCE_KIND_ALL || kind == TD_REDUCE_KIND_ANY,
+        .flip = dtype == TD_U64 && (kind == TD_REDUCE_KIND_MAX || kind == TD_REDUCE_KIND_MIN),
         .x_dtype = dtype,
         .out_dtype = out->layout.dtype,
         .x_size = (int64_t)td_dtype_size(dtype),

@@ -12,7 +12,7 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-typedef enum td__reduce_kind kind;
+typedef td_reduce_kind kind;
 
 /* Vectors of 32 bytes: GCC splits larger ones through memory where the processor has no registers for them. They need
  * no more alignment than their elements. */
@@ -23,11 +23,11 @@ typedef double f64x4 __attribute__((vector_size(32), aligned(8), may_alias));
 ALWAYS double neutral(kind k)
 {
     switch (k) {
-    case TD__REDUCE_PROD:
+    case TD_REDUCE_KIND_PROD:
         return 1;
-    case TD__REDUCE_MAX:
+    case TD_REDUCE_KIND_MAX:
         return -INFINITY;
-    case TD__REDUCE_MIN:
+    case TD_REDUCE_KIND_MIN:
         return INFINITY;
     default:
         return 0;
@@ -37,26 +37,26 @@ ALWAYS double neutral(kind k)
 /* The kind that combines the totals of several stretches. */
 ALWAYS kind joining(kind k)
 {
-    return k == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : k;
+    return k == TD_REDUCE_KIND_SQUARES ? TD_REDUCE_KIND_SUM : k;
 }
 
 /* A loop for each kind, out of inline functions that take it as a constant. */
 #define FOR_EACH_KIND(k, call, name)                                                               \
     switch (k) {                                                                                   \
-    case TD__REDUCE_PROD:                                                                          \
-        call(, name, TD__REDUCE_PROD);                                                             \
+    case TD_REDUCE_KIND_PROD:                                                                          \
+        call(, name, TD_REDUCE_KIND_PROD);                                                             \
         break;                                                                                     \
-    case TD__REDUCE_MAX:                                                                           \
-        call(extreme_, name, TD__REDUCE_MAX);                                                      \
+    case TD_REDUCE_KIND_MAX:                                                                           \
+        call(extreme_, name, TD_REDUCE_KIND_MAX);                                                      \
         break;                                                                                     \
-    case TD__REDUCE_MIN:                                                                           \
-        call(extreme_, name, TD__REDUCE_MIN);                                                      \
+    case TD_REDUCE_KIND_MIN:                                                                           \
+        call(extreme_, name, TD_REDUCE_KIND_MIN);                                                      \
         break;                                                                                     \
-    case TD__REDUCE_SQUARES:                                                                       \
-        call(, name, TD__REDUCE_SQUARES);                                                          \
+    case TD_REDUCE_KIND_SQUARES:                                                                       \
+        call(, name, TD_REDUCE_KIND_SQUARES);                                                          \
         break;                                                                                     \
     default:                                                                                       \
-        call(, name, TD__REDUCE_SUM);                                                              \
+        call(, name, TD_REDUCE_KIND_SUM);                                                              \
     }
 #define CALL_ROW(prefix, name, k) prefix##row_of_##name(k, total, x, count)
 #define CALL_COLUMNS(prefix, name, k) prefix##columns_of_##name(k, total, rows, n, count)
@@ -65,7 +65,7 @@ ALWAYS kind joining(kind k)
 
 ALWAYS f64x4 join_lanes(kind k, f64x4 a, f64x4 b)
 {
-    return k == TD__REDUCE_PROD ? a * b : a + b;
+    return k == TD_REDUCE_KIND_PROD ? a * b : a + b;
 }
 
 ALWAYS double fold_f64(kind k, f64x4 low, f64x4 high)
@@ -101,15 +101,15 @@ ALWAYS double fold_f32(kind k, f32x8 low, f32x8 high)
     {                                                                                                  \
         T best;                                                                                        \
         switch (k) {                                                                                   \
-        case TD__REDUCE_PROD:                                                                          \
+        case TD_REDUCE_KIND_PROD:                                                                          \
             return total * x;                                                                          \
-        case TD__REDUCE_MAX:                                                                           \
+        case TD_REDUCE_KIND_MAX:                                                                           \
             best = x > total ? x : total;                                                              \
             return x != x ? x : best;                                                                  \
-        case TD__REDUCE_MIN:                                                                           \
+        case TD_REDUCE_KIND_MIN:                                                                           \
             best = x < total ? x : total;                                                              \
             return x != x ? x : best;                                                                  \
-        case TD__REDUCE_SQUARES:                                                                       \
+        case TD_REDUCE_KIND_SQUARES:                                                                       \
             return total + x * x;                                                                      \
         default:                                                                                       \
             return total + x;                                                                          \
@@ -118,8 +118,8 @@ ALWAYS double fold_f32(kind k, f32x8 low, f32x8 high)
                                                                                                        \
     ALWAYS V vector_step_##name(kind k, V total, V x)                                                  \
     {                                                                                                  \
-        return k == TD__REDUCE_PROD      ? total * x                                                   \
-               : k == TD__REDUCE_SQUARES ? total + x * x                                               \
+        return k == TD_REDUCE_KIND_PROD      ? total * x                                                   \
+               : k == TD_REDUCE_KIND_SQUARES ? total + x * x                                               \
                                          : total + x;                                                  \
     }                                                                                                  \
                                                                                                        \
@@ -232,11 +232,11 @@ const struct td__reducer td__reducer_f32 = {TD_F32, TD_F64, row_f32, columns_f32
 ALWAYS int64_t step_i64(kind k, int64_t total, int64_t x)
 {
     switch (k) {
-    case TD__REDUCE_PROD:
+    case TD_REDUCE_KIND_PROD:
         return (int64_t)((uint64_t)total * (uint64_t)x);
-    case TD__REDUCE_MAX:
+    case TD_REDUCE_KIND_MAX:
         return x > total ? x : total;
-    case TD__REDUCE_MIN:
+    case TD_REDUCE_KIND_MIN:
         return x < total ? x : total;
     default:
         return (int64_t)((uint64_t)total + (uint64_t)x);
@@ -282,8 +282,8 @@ const struct td__reducer td__reducer_i64 = {TD_I64, TD_I64, row_i64, columns_i64
 static void step_complex(kind k, double *total, const double *x)
 {
     double re = total[0], im = total[1];
-    total[0] = k == TD__REDUCE_PROD ? re * x[0] - im * x[1] : re + x[0];
-    total[1] = k == TD__REDUCE_PROD ? re * x[1] + im * x[0] : im + x[1];
+    total[0] = k == TD_REDUCE_KIND_PROD ? re * x[0] - im * x[1] : re + x[0];
+    total[1] = k == TD_REDUCE_KIND_PROD ? re * x[1] + im * x[0] : im + x[1];
 }
 
 static void row_complex(kind k, void *total, const void *x, int64_t count)

@@ -15,33 +15,33 @@
 #define BLOCK 256
 
 const char *const td__unary_names[] = {
-    [TD__NEG] = "neg",         [TD__ABS] = "abs",
-    [TD__SIGN] = "sign",       [TD__SQUARE] = "square",
-    [TD__EXP] = "exp",         [TD__LOG] = "log",
-    [TD__LOG1P] = "log1p",     [TD__SQRT] = "sqrt",
-    [TD__RSQRT] = "rsqrt",     [TD__RECIPROCAL] = "reciprocal",
-    [TD__SIN] = "sin",         [TD__COS] = "cos",
-    [TD__TANH] = "tanh",       [TD__SIGMOID] = "sigmoid",
-    [TD__RELU] = "relu",       [TD__GELU] = "gelu",
-    [TD__GELU_TANH] = "gelu",  [TD__SILU] = "silu",
-    [TD__FLOOR] = "floor",     [TD__CEIL] = "ceil",
-    [TD__ROUND] = "round",     [TD__ERF] = "erf",
-    [TD__NOT] = "logical_not", [TD__ISNAN] = "isnan",
+    [TD_UNARY_NEG] = "neg",         [TD_UNARY_ABS] = "abs",
+    [TD_UNARY_SIGN] = "sign",       [TD_UNARY_SQUARE] = "square",
+    [TD_UNARY_EXP] = "exp",         [TD_UNARY_LOG] = "log",
+    [TD_UNARY_LOG1P] = "log1p",     [TD_UNARY_SQRT] = "sqrt",
+    [TD_UNARY_RSQRT] = "rsqrt",     [TD_UNARY_RECIPROCAL] = "reciprocal",
+    [TD_UNARY_SIN] = "sin",         [TD_UNARY_COS] = "cos",
+    [TD_UNARY_TANH] = "tanh",       [TD_UNARY_SIGMOID] = "sigmoid",
+    [TD_UNARY_RELU] = "relu",       [TD_UNARY_GELU] = "gelu",
+    [TD_UNARY_GELU_TANH] = "gelu",  [TD_UNARY_SILU] = "silu",
+    [TD_UNARY_FLOOR] = "floor",     [TD_UNARY_CEIL] = "ceil",
+    [TD_UNARY_ROUND] = "round",     [TD_UNARY_ERF] = "erf",
+    [TD_UNARY_NOT] = "logical_not", [TD_UNARY_ISNAN] = "isnan",
 };
 
-static bool has_unary(enum td__unary_op op, td_dtype dtype)
+static bool has_unary(td_unary op, td_dtype dtype)
 {
     bool is_complex = dtype >= TD_COMPLEX64;
     switch (op) {
-    case TD__NEG:
-    case TD__SQUARE:
+    case TD_UNARY_NEG:
+    case TD_UNARY_SQUARE:
         return dtype != TD_BOOL;
-    case TD__ABS:
-    case TD__SIGN:
-    case TD__RELU:
+    case TD_UNARY_ABS:
+    case TD_UNARY_SIGN:
+    case TD_UNARY_RELU:
         return dtype != TD_BOOL && !is_complex;
-    case TD__NOT:
-    case TD__ISNAN:
+    case TD_UNARY_NOT:
+    case TD_UNARY_ISNAN:
         return true;
     default:
         return dtype <= TD_BF16;
@@ -64,13 +64,13 @@ static bool has_unary(enum td__unary_op op, td_dtype dtype)
 /* ---- Floats ------------------------------------------------------------------------------------ */
 
 #define CASES_OF_ARITHMETIC(T)                                                                     \
-    CASE(TD__NEG, T, T, -v)                                                                        \
-    CASE(TD__SIGN, T, T, (T)(v > 0) - (T)(v < 0))                                                  \
-    CASE(TD__SQUARE, T, T, v *v)                                                                   \
-    CASE(TD__RECIPROCAL, T, T, 1 / v)                                                              \
-    CASE(TD__RELU, T, T, v < 0 ? 0 : v)                                                            \
-    CASE(TD__NOT, T, uint8_t, v == 0)                                                              \
-    CASE(TD__ISNAN, T, uint8_t, v != v)
+    CASE(TD_UNARY_NEG, T, T, -v)                                                                        \
+    CASE(TD_UNARY_SIGN, T, T, (T)(v > 0) - (T)(v < 0))                                                  \
+    CASE(TD_UNARY_SQUARE, T, T, v *v)                                                                   \
+    CASE(TD_UNARY_RECIPROCAL, T, T, 1 / v)                                                              \
+    CASE(TD_UNARY_RELU, T, T, v < 0 ? 0 : v)                                                            \
+    CASE(TD_UNARY_NOT, T, uint8_t, v == 0)                                                              \
+    CASE(TD_UNARY_ISNAN, T, uint8_t, v != v)
 
 /* Numbers beyond TD__SIN_LIMIT are rare: the C library recomputes them. */
 static void sin_far(float *out, const float *x, int64_t count, uint32_t quarters)
@@ -96,55 +96,55 @@ TD__VECTOR void td__sin_quarters_array(float *out, const float *x, int64_t count
     }
 }
 
-static TD__VECTOR void unary_f32(enum td__unary_op op, void *out, const void *x, int64_t count)
+static TD__VECTOR void unary_f32(td_unary op, void *out, const void *x, int64_t count)
 {
     switch (op) {
         CASES_OF_ARITHMETIC(float)
-        CASE(TD__ABS, float, float, fabsf(v))
-        CASE(TD__SQRT, float, float, sqrtf(v))
-        CASE(TD__RSQRT, float, float, 1 / sqrtf(v))
-        CASE(TD__EXP, float, float, td__exp_f32(v))
-        CASE(TD__LOG, float, float, td__log_f32(v))
-        CASE(TD__LOG1P, float, float, td__log1p_f32(v))
-    case TD__SIN:
+        CASE(TD_UNARY_ABS, float, float, fabsf(v))
+        CASE(TD_UNARY_SQRT, float, float, sqrtf(v))
+        CASE(TD_UNARY_RSQRT, float, float, 1 / sqrtf(v))
+        CASE(TD_UNARY_EXP, float, float, td__exp_f32(v))
+        CASE(TD_UNARY_LOG, float, float, td__log_f32(v))
+        CASE(TD_UNARY_LOG1P, float, float, td__log1p_f32(v))
+    case TD_UNARY_SIN:
         td__sin_quarters_array(out, x, count, 0);
         break;
-    case TD__COS:
+    case TD_UNARY_COS:
         td__sin_quarters_array(out, x, count, 1);
         break;
-        CASE(TD__TANH, float, float, td__tanh_f32(v))
-        CASE(TD__SIGMOID, float, float, td__sigmoid_f32(v))
-        CASE(TD__GELU, float, float, td__gelu_f32(v))
-        CASE(TD__GELU_TANH, float, float, td__gelu_tanh_f32(v))
-        CASE(TD__SILU, float, float, td__silu_f32(v))
-        CASE(TD__ERF, float, float, td__erf_f32(v))
-        CASE(TD__FLOOR, float, float, floorf(v))
-        CASE(TD__CEIL, float, float, ceilf(v))
-        CASE(TD__ROUND, float, float, rintf(v))
+        CASE(TD_UNARY_TANH, float, float, td__tanh_f32(v))
+        CASE(TD_UNARY_SIGMOID, float, float, td__sigmoid_f32(v))
+        CASE(TD_UNARY_GELU, float, float, td__gelu_f32(v))
+        CASE(TD_UNARY_GELU_TANH, float, float, td__gelu_tanh_f32(v))
+        CASE(TD_UNARY_SILU, float, float, td__silu_f32(v))
+        CASE(TD_UNARY_ERF, float, float, td__erf_f32(v))
+        CASE(TD_UNARY_FLOOR, float, float, floorf(v))
+        CASE(TD_UNARY_CEIL, float, float, ceilf(v))
+        CASE(TD_UNARY_ROUND, float, float, rintf(v))
     }
 }
 
-static TD__VECTOR void unary_f64(enum td__unary_op op, void *out, const void *x, int64_t count)
+static TD__VECTOR void unary_f64(td_unary op, void *out, const void *x, int64_t count)
 {
     switch (op) {
         CASES_OF_ARITHMETIC(double)
-        CASE(TD__ABS, double, double, fabs(v))
-        CASE(TD__SQRT, double, double, sqrt(v))
-        CASE(TD__RSQRT, double, double, 1 / sqrt(v))
-        CASE(TD__EXP, double, double, exp(v))
-        CASE(TD__LOG, double, double, log(v))
-        CASE(TD__LOG1P, double, double, log1p(v))
-        CASE(TD__SIN, double, double, sin(v))
-        CASE(TD__COS, double, double, cos(v))
-        CASE(TD__TANH, double, double, tanh(v))
-        CASE(TD__SIGMOID, double, double, td__sigmoid_f64(v))
-        CASE(TD__GELU, double, double, td__gelu_f64(v))
-        CASE(TD__GELU_TANH, double, double, td__gelu_tanh_f64(v))
-        CASE(TD__SILU, double, double, td__silu_f64(v))
-        CASE(TD__ERF, double, double, erf(v))
-        CASE(TD__FLOOR, double, double, floor(v))
-        CASE(TD__CEIL, double, double, ceil(v))
-        CASE(TD__ROUND, double, double, rint(v))
+        CASE(TD_UNARY_ABS, double, double, fabs(v))
+        CASE(TD_UNARY_SQRT, double, double, sqrt(v))
+        CASE(TD_UNARY_RSQRT, double, double, 1 / sqrt(v))
+        CASE(TD_UNARY_EXP, double, double, exp(v))
+        CASE(TD_UNARY_LOG, double, double, log(v))
+        CASE(TD_UNARY_LOG1P, double, double, log1p(v))
+        CASE(TD_UNARY_SIN, double, double, sin(v))
+        CASE(TD_UNARY_COS, double, double, cos(v))
+        CASE(TD_UNARY_TANH, double, double, tanh(v))
+        CASE(TD_UNARY_SIGMOID, double, double, td__sigmoid_f64(v))
+        CASE(TD_UNARY_GELU, double, double, td__gelu_f64(v))
+        CASE(TD_UNARY_GELU_TANH, double, double, td__gelu_tanh_f64(v))
+        CASE(TD_UNARY_SILU, double, double, td__silu_f64(v))
+        CASE(TD_UNARY_ERF, double, double, erf(v))
+        CASE(TD_UNARY_FLOOR, double, double, floor(v))
+        CASE(TD_UNARY_CEIL, double, double, ceil(v))
+        CASE(TD_UNARY_ROUND, double, double, rint(v))
     }
 }
 
@@ -152,17 +152,17 @@ static TD__VECTOR void unary_f64(enum td__unary_op op, void *out, const void *x,
 
 /* U is the unsigned type in which a sum and a product wrap around; `negative` says whether v is. */
 #define INTEGER_LOOP(T, U, negative)                                                               \
-    static TD__VECTOR void unary_##T(enum td__unary_op op, void *out, const void *x,               \
+    static TD__VECTOR void unary_##T(td_unary op, void *out, const void *x,               \
                                      int64_t count)                                                \
     {                                                                                              \
         switch (op) {                                                                              \
-            CASE(TD__NEG, T, T, 0 - (U)v)                                                          \
-            CASE(TD__ABS, T, T, negative ? (T)(0 - (U)v) : v)                                      \
-            CASE(TD__SIGN, T, T, (v != 0) - 2 * negative)                                          \
-            CASE(TD__SQUARE, T, T, (U)v *(U)v)                                                     \
-            CASE(TD__RELU, T, T, negative ? 0 : v)                                                 \
-            CASE(TD__NOT, T, uint8_t, v == 0)                                                      \
-            CASE(TD__ISNAN, T, uint8_t, v != v)                                                    \
+            CASE(TD_UNARY_NEG, T, T, 0 - (U)v)                                                          \
+            CASE(TD_UNARY_ABS, T, T, negative ? (T)(0 - (U)v) : v)                                      \
+            CASE(TD_UNARY_SIGN, T, T, (v != 0) - 2 * negative)                                          \
+            CASE(TD_UNARY_SQUARE, T, T, (U)v *(U)v)                                                     \
+            CASE(TD_UNARY_RELU, T, T, negative ? 0 : v)                                                 \
+            CASE(TD_UNARY_NOT, T, uint8_t, v == 0)                                                      \
+            CASE(TD_UNARY_ISNAN, T, uint8_t, v != v)                                                    \
         default:                                                                                   \
             break;                                                                                 \
         }                                                                                          \
@@ -177,20 +177,20 @@ INTEGER_LOOP(uint32_t, uint32_t, false)
 INTEGER_LOOP(uint64_t, uint64_t, false)
 
 #define COMPLEX_LOOP(T, name)                                                                      \
-    static void name(enum td__unary_op op, void *out, const void *x, int64_t count)                \
+    static void name(td_unary op, void *out, const void *x, int64_t count)                \
     {                                                                                              \
         const T *a = x;                                                                            \
         T *o = out;                                                                                \
         uint8_t *truth = out;                                                                      \
         for (int64_t i = 0; i < count; i++) {                                                      \
             T re = a[2 * i], im = a[2 * i + 1];                                                    \
-            if (op == TD__NOT) {                                                                   \
+            if (op == TD_UNARY_NOT) {                                                                   \
                 truth[i] = re == 0 && im == 0;                                                     \
-            } else if (op == TD__ISNAN) {                                                          \
+            } else if (op == TD_UNARY_ISNAN) {                                                          \
                 truth[i] = re != re || im != im;                                                   \
             } else {                                                                               \
-                o[2 * i] = op == TD__NEG ? -re : re * re - im * im;                                \
-                o[2 * i + 1] = op == TD__NEG ? -im : 2 * re * im;                                  \
+                o[2 * i] = op == TD_UNARY_NEG ? -re : re * re - im * im;                                \
+                o[2 * i + 1] = op == TD_UNARY_NEG ? -im : 2 * re * im;                                  \
             }                                                                                      \
         }                                                                                          \
     }
@@ -201,8 +201,8 @@ COMPLEX_LOOP(double, unary_complex128)
 /* ---- The kernel -------------------------------------------------------------------------------- */
 
 struct unary {
-    enum td__unary_op op;
-    void (*loop)(enum td__unary_op op, void *out, const void *x, int64_t count);
+    td_unary op;
+    void (*loop)(td_unary op, void *out, const void *x, int64_t count);
 };
 
 static void run_unary(void *const arrays[], int64_t count, const void *arg)
@@ -211,7 +211,7 @@ static void run_unary(void *const arrays[], int64_t count, const void *arg)
     unary->loop(unary->op, arrays[0], arrays[1], count);
 }
 
-td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x)
+td_status td__cpu_unary(td_unary op, td_tensor *out, const td_tensor *x)
 {
     td_dtype dtype = x->layout.dtype;
     if (!has_unary(op, dtype))

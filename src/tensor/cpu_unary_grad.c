@@ -25,17 +25,17 @@
     }
 
 #define CASES_OF_ARITHMETIC(T)                                                                     \
-    CASE(TD__ABS, T, s > 0 ? g : s < 0 ? -g : g * 0)                                               \
-    CASE(TD__SQUARE, T, g *(2 * s))                                                                \
-    CASE(TD__EXP, T, g *s)                                                                         \
-    CASE(TD__LOG, T, g / s)                                                                        \
-    CASE(TD__LOG1P, T, g / (s + 1))                                                                \
-    CASE(TD__SQRT, T, g / (2 * s))                                                                 \
-    CASE(TD__RSQRT, T, g *(T)-0.5 * (s * s * s))                                                   \
-    CASE(TD__RECIPROCAL, T, -g *(s * s))                                                           \
-    CASE(TD__TANH, T, g *(1 - s * s))                                                              \
-    CASE(TD__SIGMOID, T, g *((1 - s) * s))                                                         \
-    CASE(TD__RELU, T, s <= 0 ? 0 : g)
+    CASE(TD_UNARY_ABS, T, s > 0 ? g : s < 0 ? -g : g * 0)                                               \
+    CASE(TD_UNARY_SQUARE, T, g *(2 * s))                                                                \
+    CASE(TD_UNARY_EXP, T, g *s)                                                                         \
+    CASE(TD_UNARY_LOG, T, g / s)                                                                        \
+    CASE(TD_UNARY_LOG1P, T, g / (s + 1))                                                                \
+    CASE(TD_UNARY_SQRT, T, g / (2 * s))                                                                 \
+    CASE(TD_UNARY_RSQRT, T, g *(T)-0.5 * (s * s * s))                                                   \
+    CASE(TD_UNARY_RECIPROCAL, T, -g *(s * s))                                                           \
+    CASE(TD_UNARY_TANH, T, g *(1 - s * s))                                                              \
+    CASE(TD_UNARY_SIGMOID, T, g *((1 - s) * s))                                                         \
+    CASE(TD_UNARY_RELU, T, s <= 0 ? 0 : g)
 
 /* NEG saves nothing. */
 #define NEGATE(T)                                                                                  \
@@ -60,67 +60,67 @@ static void sin_gradient(float *out, const float *grad, const float *saved, int6
     }
 }
 
-static TD__VECTOR void grad_f32(enum td__unary_op op, void *out, const void *grad,
+static TD__VECTOR void grad_f32(td_unary op, void *out, const void *grad,
                                 const void *saved, int64_t count)
 {
     switch (op) {
-    case TD__NEG:
+    case TD_UNARY_NEG:
         NEGATE(float);
         break;
         CASES_OF_ARITHMETIC(float)
-    case TD__SIN:
-    case TD__COS:
-        sin_gradient(out, grad, saved, count, op == TD__SIN);
+    case TD_UNARY_SIN:
+    case TD_UNARY_COS:
+        sin_gradient(out, grad, saved, count, op == TD_UNARY_SIN);
         break;
-        CASE(TD__GELU, float, g *td__gelu_slope_f32(s))
-        CASE(TD__GELU_TANH, float, g *td__gelu_tanh_slope_f32(s))
-        CASE(TD__SILU, float, g *td__silu_slope_f32(s))
-        CASE(TD__ERF, float, g *td__erf_slope_f32(s))
+        CASE(TD_UNARY_GELU, float, g *td__gelu_slope_f32(s))
+        CASE(TD_UNARY_GELU_TANH, float, g *td__gelu_tanh_slope_f32(s))
+        CASE(TD_UNARY_SILU, float, g *td__silu_slope_f32(s))
+        CASE(TD_UNARY_ERF, float, g *td__erf_slope_f32(s))
     default:
         break;
     }
 }
 
-static TD__VECTOR void grad_f64(enum td__unary_op op, void *out, const void *grad,
+static TD__VECTOR void grad_f64(td_unary op, void *out, const void *grad,
                                 const void *saved, int64_t count)
 {
     switch (op) {
-    case TD__NEG:
+    case TD_UNARY_NEG:
         NEGATE(double);
         break;
         CASES_OF_ARITHMETIC(double)
-        CASE(TD__SIN, double, g *cos(s))
-        CASE(TD__COS, double, -g *sin(s))
-        CASE(TD__GELU, double, g *td__gelu_slope_f64(s))
-        CASE(TD__GELU_TANH, double, g *td__gelu_tanh_slope_f64(s))
-        CASE(TD__SILU, double, g *td__silu_slope_f64(s))
-        CASE(TD__ERF, double, g *td__erf_slope_f64(s))
+        CASE(TD_UNARY_SIN, double, g *cos(s))
+        CASE(TD_UNARY_COS, double, -g *sin(s))
+        CASE(TD_UNARY_GELU, double, g *td__gelu_slope_f64(s))
+        CASE(TD_UNARY_GELU_TANH, double, g *td__gelu_tanh_slope_f64(s))
+        CASE(TD_UNARY_SILU, double, g *td__silu_slope_f64(s))
+        CASE(TD_UNARY_ERF, double, g *td__erf_slope_f64(s))
     default:
         break;
     }
 }
 
 struct gradient {
-    enum td__unary_op op;
+    td_unary op;
     bool is_f64;
 };
 
 static void run_gradient(void *const arrays[], int64_t count, const void *arg)
 {
     const struct gradient *gradient = arg;
-    const void *saved = gradient->op == TD__NEG ? NULL : arrays[2];
+    const void *saved = gradient->op == TD_UNARY_NEG ? NULL : arrays[2];
     if (gradient->is_f64)
         grad_f64(gradient->op, arrays[0], arrays[1], saved, count);
     else
         grad_f32(gradient->op, arrays[0], arrays[1], saved, count);
 }
 
-static bool has_gradient(enum td__unary_op op)
+static bool has_gradient(td_unary op)
 {
-    return op <= TD__ERF && op != TD__SIGN && op != TD__FLOOR && op != TD__CEIL && op != TD__ROUND;
+    return op <= TD_UNARY_ERF && op != TD_UNARY_SIGN && op != TD_UNARY_FLOOR && op != TD_UNARY_CEIL && op != TD_UNARY_ROUND;
 }
 
-td_status td__cpu_unary_grad(enum td__unary_op op, td_tensor *grad_x, const td_tensor *grad_y,
+td_status td__cpu_unary_grad(td_unary op, td_tensor *grad_x, const td_tensor *grad_y,
                              const td_tensor *saved)
 {
     td_dtype dtype = grad_x->layout.dtype;
@@ -128,6 +128,6 @@ td_status td__cpu_unary_grad(enum td__unary_op op, td_tensor *grad_x, const td_t
         return td_fail(TD_ERR_UNSUPPORTED, "%s: its gradient is not supported for %s",
                        td__unary_names[op], td_dtype_name(dtype));
     struct gradient gradient = {op, dtype == TD_F64};
-    td__each_tensors(grad_x, grad_y, op == TD__NEG ? NULL : saved, NULL, run_gradient, &gradient);
+    td__each_tensors(grad_x, grad_y, op == TD_UNARY_NEG ? NULL : saved, NULL, run_gradient, &gradient);
     return TD_OK;
 }

@@ -51,7 +51,7 @@ TD__INLINE void NAMED(max_across)(const REAL *restrict values, const int32_t *re
 TD__VECTOR static void NAMED(max_rows)(const struct pool *pool, const REAL *x, REAL *out,
                                        int32_t *indices, void *scratch)
 {
-    const struct td__window *w = pool->window;
+    const td_window *w = pool->window;
     const int64_t padded = padded_width(pool), count = pool->out[1];
     REAL *values = scratch;
     int32_t *argmax = (int32_t *)(values + padded), *spare = argmax + padded;
@@ -101,7 +101,7 @@ TD__INLINE void NAMED(divisors)(const struct pool *pool, REAL *restrict divisors
 TD__VECTOR static void NAMED(average_rows)(const struct pool *pool, const REAL *x, REAL *out,
                                            void *scratch)
 {
-    const struct td__window *w = pool->window;
+    const td_window *w = pool->window;
     const int64_t padded = padded_width(pool), count = pool->out[1], width = pool->in[1];
     REAL *row = scratch, *divisors = row + padded;
     for (int64_t i = 0; i < padded; i++)
@@ -134,7 +134,7 @@ TD__VECTOR static void NAMED(average_rows)(const struct pool *pool, const REAL *
 TD__VECTOR static void NAMED(average_rows_grad)(const struct pool *pool, const REAL *grad_y,
                                                 REAL *grad_x, void *scratch)
 {
-    const struct td__window *w = pool->window;
+    const td_window *w = pool->window;
     const int64_t padded = padded_width(pool), count = pool->out[1], width = pool->in[1];
     REAL *row = scratch, *divisors = row + padded, *shares = divisors + count;
     memset(grad_x, 0, (size_t)(pool->in[0] * width) * sizeof *grad_x);

@@ -322,7 +322,7 @@ static void put_suffixes(struct printer *printer, const td_tensor *tensor)
     bool empty = tensor->layout.numel == 0;
     bool obvious = dtype == TD_F32 ||
                    (!empty && (dtype == TD_I64 || dtype == TD_BOOL || dtype == TD_COMPLEX64));
-    const char *device = td_tensor_device(tensor);
+    const char *device = tensor->storage->device->name;
     if (strcmp(device, "cpu") != 0) {
         snprintf(text, sizeof text, "device='%s'", device);
         put_suffix(printer, text);
@@ -339,24 +339,6 @@ static void put_suffixes(struct printer *printer, const td_tensor *tensor)
 
 /* ---- The calls --------------------------------------------------------------------------------- */
 
-/* The elements in memory that can be read here: *copy, for free(), where the tensor's own cannot. */
-static td_status fetch(const td_tensor *tensor, td_tensor **dense, void **copy)
-{
-    struct td__device *device = tensor->storage->device;
-    *copy = NULL;
-    *dense = NULL;
-    if (device->kind->is_host_memory || tensor->layout.numel == 0)
-        return TD_OK;
-    *dense = td__contiguous((td_tensor *)tensor);
-    if (!*dense)
-        return TD_ERR_NOMEM;
-    size_t bytes = td_tensor_nbytes(*dense);
-    *copy = malloc(bytes);
-    if (!*copy)
-        return td__fail_nomem("td_tensor_text");
-    return device->kind->to_host(device, *copy, td_tensor_data(*dense), bytes);
-}
-
 td_bytes td_tensor_text(const td_tensor *tensor)
 {
     td_bytes result = {0};
@@ -364,13 +346,13 @@ td_bytes td_tensor_text(const td_tensor *tensor)
         td__fail_null(__func__);
         return result;
     }
-    td_tensor *dense;
-    void *copy;
+    td_tensor *here = td__on_host(tensor) ? td_tensor_retain((td_tensor *)tensor)
+                                          : td__to_host("td_tensor_text", (td_tensor *)tensor);
+    if (!here)
+        return result;
     struct printer printer = {.dtype = tensor->layout.dtype, .ndim = tensor->layout.ndim};
-    if (fetch(tensor, &dense, &copy))
-        goto release;
-    const struct td__layout *layout = dense ? &dense->layout : &tensor->layout;
-    const char *data = copy ? copy : td_tensor_data(tensor);
+    const struct td__layout *layout = &here->layout;
+    const char *data = td_tensor_data(here);
     printer.shape = layout->shape;
     printer.strides = layout->strides;
     printer.summarised = layout->numel > SUMMARISED_ABOVE;
@@ -392,8 +374,7 @@ td_bytes td_tensor_text(const td_tensor *tensor)
 
 release:
     td__buffer_free(&printer.text);
-    free(copy);
-    td_tensor_release(dense);
+    td_tensor_release(here);
     return result;
 }
 

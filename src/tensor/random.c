@@ -178,7 +178,7 @@ static td_status check_tensor(const char *call, const td_tensor *tensor, bool fl
     if (!tensor)
         return td__fail_null(call);
     TD_TRY(check_dtype(call, tensor->layout.dtype, floats_only));
-    if (!tensor->storage->device->kind->is_host_memory)
+    if (!td__on_host(tensor))
         return td_fail(TD_ERR_UNSUPPORTED,
                        "%s: the tensor is on %s; fill one on cpu and move it with td_tensor_to()",
                        call, tensor->storage->device->name);
@@ -317,33 +317,49 @@ td_status td_random_range_(td_tensor *tensor, int64_t from, int64_t to, td_gener
 
 /* All arguments are checked before the tensor is created, so that filling it cannot fail. */
 
-td_tensor *td_rand(const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td_rand(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
 {
     if (check_dtype("td_rand", dtype, true))
         return NULL;
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, device);
     return tensor && td_uniform_(tensor, 0, 1, NULL) == TD_OK ? tensor : NULL;
 }
 
-td_tensor *td_randn(const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td_randn(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
 {
     if (check_dtype("td_randn", dtype, true))
         return NULL;
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, device);
     return tensor && td_normal_(tensor, 0, 1, NULL) == TD_OK ? tensor : NULL;
 }
 
-td_tensor *td_randint(int64_t low, int64_t high, const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td_randint(int64_t low, int64_t high, const int64_t *shape, int ndim, td_dtype dtype,
+                      td_device *device)
 {
     if (check_dtype("td_randint", dtype, false))
         return NULL;
     if (td_dtype_size(dtype) && check_range("td_randint", dtype, low, high))
         return NULL;
-    td_tensor *tensor = td_empty(shape, ndim, dtype);
+    td_tensor *tensor = td_empty(shape, ndim, dtype, device);
     return tensor && td_random_range_(tensor, low, high, NULL) == TD_OK ? tensor : NULL;
 }
 
-td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_generator *generator)
+/* A tensor of the scope, made on the host, as one on another device. */
+static td_tensor *on_device(td_tensor *tensor, td_device *device)
+{
+    device = td__use_device("td_randperm", device);
+    if (!device || device == tensor->storage->device)
+        return device ? tensor : NULL;
+    td_tensor *there = td__empty("td_randperm", tensor->layout.shape, 1, tensor->layout.dtype,
+                                 device);
+    if (there && td__transfer("td_randperm", there, tensor, false)) {
+        td_tensor_release(there);
+        return NULL;
+    }
+    return td__adopt(there);
+}
+
+td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_device *device, td_generator *generator)
 {
     if (check_dtype("td_randperm", dtype, false))
         return NULL;
@@ -362,7 +378,7 @@ td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_generator *generator)
             return NULL;
         }
     }
-    td_tensor *tensor = td_empty(&n, 1, dtype);
+    td_tensor *tensor = td_empty(&n, 1, dtype, td__host_device());
     if (tensor) {
         int64_t *numbers = aside ? aside : td_tensor_data(tensor);
         td__generator_permutation(generator, numbers, n);
@@ -370,10 +386,10 @@ td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_generator *generator)
             td__put_integer(td_tensor_data(tensor), dtype, i, (uint64_t)aside[i]);
     }
     free(aside);
-    return tensor;
+    return tensor ? on_device(tensor, device) : NULL;
 }
 
-td_tensor *td_randperm(int64_t n, td_dtype dtype)
+td_tensor *td_randperm(int64_t n, td_dtype dtype, td_device *device)
 {
-    return td_randperm_with(n, dtype, NULL);
+    return td_randperm_with(n, dtype, device, NULL);
 }

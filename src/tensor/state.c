@@ -2,7 +2,7 @@
  * name after it, so that names and map nodes do not move when the list grows. */
 #include "base/fail.h"
 #include "base/map.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/state.h>
 

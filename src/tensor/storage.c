@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg)
+struct td__storage *td__storage_of(td_device *device, void *data, size_t bytes,
+                                   td_blob_free_fn free_fn, void *arg)
 {
     struct td__storage *storage = malloc(sizeof *storage);
     if (!storage) {
@@ -18,7 +19,7 @@ struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn fre
     }
     *storage = (struct td__storage){
         .owners = 1,
-        .device = td__host_device(),
+        .device = device,
         .data = data,
         .bytes = bytes,
         .free_fn = free_fn,
@@ -27,22 +28,79 @@ struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn fre
     return storage;
 }
 
-struct td__storage *td__storage_create(struct td__device *device, size_t bytes)
+/* ---- Memory -------------------------------------------------------------------------------------- */
+
+enum { ALIGNMENT = 64 };
+
+static void free_private(void *data, void *arg)
 {
-    struct td__storage *storage = td__storage_of(NULL, bytes, NULL, NULL);
-    if (!storage)
-        return NULL;
-    storage->device = device;
-    if (bytes == 0)
+    (void)arg;
+    free(data);
+}
+
+static void free_shared(void *data, void *arg)
+{
+    (void)arg;
+    td_free(data);
+}
+
+static void *alloc_host(size_t bytes, td_blob_free_fn *free_fn)
+{
+    bool shared = bytes >= TD__STORAGE_SHARED_FROM;
+    *free_fn = shared ? free_shared : free_private;
+    size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (shared)
+        return td_alloc(bytes);
+    void *memory = rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
+    if (!memory)
+        td__fail_nomem("host memory");
+    return memory;
+}
+
+static void *alloc_on(td_device *device, const char *call, struct td__storage *storage)
+{
+    if (device->is_host)
+        return alloc_host(storage->bytes, &storage->free_fn);
+    storage->free_fn = td__block_free;
+    return td__block_alloc(device, call, storage->bytes, &storage->arg);
+}
+
+struct td__storage *td__storage_create(td_device *device, const char *call, size_t bytes)
+{
+    struct td__storage *storage = td__storage_of(device, NULL, bytes, NULL, NULL);
+    if (!storage || bytes == 0)
         return storage;
-    storage->data = device->kind->alloc(device, bytes, &storage->free_fn);
-    if (!storage->data) {
-        free(storage);
-        td_fail(TD_ERR_NOMEM, "tensor: no memory for %zu bytes on %s: %s", bytes, device->name,
-                td_last_error());
-        return NULL;
-    }
-    return storage;
+    storage->data = alloc_on(device, call, storage);
+    if (storage->data)
+        return storage;
+    free(storage);
+    if (device->is_host)
+        td_fail(TD_ERR_NOMEM, "%s: no memory for %zu bytes on %s: %s", call, bytes, device->name,
+                td__error_text());
+    return NULL;
+}
+
+struct td__storage *td__storage_create_pinned(td_device *device, size_t bytes)
+{
+    struct td__storage *storage = td__storage_of(td__host_device(), NULL, bytes, NULL, NULL);
+    if (!storage || bytes == 0)
+        return storage;
+    storage->free_fn = td__pinned_free;
+    storage->data = td__pinned_alloc(device, bytes, &storage->arg);
+    if (storage->data)
+        return storage;
+    free(storage);
+    return NULL;
+}
+
+struct td__place td__storage_place(const struct td__storage *storage, int64_t offset)
+{
+    return (struct td__place){
+        .device = storage->device,
+        .data = storage->data ? (char *)storage->data + offset : NULL,
+        .block = storage->free_fn == td__block_free ? storage->arg : NULL,
+        .pinned = storage->free_fn == td__pinned_free ? storage->arg : NULL,
+    };
 }
 
 void td__storage_retain(struct td__storage *storage)
@@ -74,7 +132,7 @@ static struct td__lease borrowed;
 
 struct td__storage *td__storage_borrow(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg)
 {
-    struct td__storage *storage = td__storage_of(data, bytes, free_fn, arg);
+    struct td__storage *storage = td__storage_of(td__host_device(), data, bytes, free_fn, arg);
     if (storage)
         atomic_store_explicit(&storage->lease, &borrowed, memory_order_relaxed);
     return storage;
@@ -117,6 +175,10 @@ td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease
                        "tensor: %zu bytes of the program's own memory cannot be lent; lend a "
                        "td_clone() of the tensor",
                        storage->bytes);
+    if (!storage->device->is_host)
+        return td_fail(TD_ERR_INVALID,
+                       "tensor: memory of %s cannot be lent; lend a copy on the host",
+                       storage->device->name);
     pthread_mutex_lock(&leases);
     struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
     if (!lease)
@@ -159,37 +221,20 @@ void td__lease_return(struct td__lease *lease)
         free(lease);
 }
 
-static td_status copy_bytes(struct td__device *device, void *to, const void *from, size_t bytes)
-{
-    if (device->kind->is_host_memory) {
-        td__copy_bytes(to, from, bytes, bytes > td__cache_bytes(3) / 4);
-        return TD_OK;
-    }
-    void *host = malloc(bytes);
-    if (!host)
-        return td__fail_nomem("tensor");
-    td_status status = device->kind->to_host(device, host, from, bytes);
-    if (!status)
-        status = device->kind->from_host(device, to, host, bytes);
-    free(host);
-    return status;
-}
-
 td_status td__storage_unshare(struct td__storage *storage)
 {
     if (storage->bytes == 0)
         return TD_OK;
-    struct td__storage *copy = td__storage_create(storage->device, storage->bytes);
+    struct td__storage *copy = td__storage_create(storage->device, "tensor", storage->bytes);
     if (!copy)
         return TD_ERR_NOMEM;
-    td_status status = TD_OK;
     /* The lock is held while copying: otherwise another thread could move the storage at the same time, and the last
      * lease free the memory that is copied here. */
     pthread_mutex_lock(&leases);
     struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
-    if (lease)
-        status = copy_bytes(storage->device, copy->data, storage->data, storage->bytes);
-    if (lease && !status) {
+    if (lease) {
+        td__copy_bytes(copy->data, storage->data, storage->bytes,
+                       storage->bytes > td__cache_bytes(3) / 4);
         struct td__storage former = {
             .data = storage->data, .free_fn = storage->free_fn, .arg = storage->arg};
         storage->data = copy->data;
@@ -203,7 +248,7 @@ td_status td__storage_unshare(struct td__storage *storage)
     }
     pthread_mutex_unlock(&leases);
     td__storage_release(copy);
-    return status;
+    return TD_OK;
 }
 
 void td__storage_release(struct td__storage *storage)

@@ -1,6 +1,6 @@
 /* Tensors: creation, references, metadata and copies. */
 #include "base/fail.h"
-#include "tensor/kernels.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,12 +28,12 @@ td_tensor *td__tensor_over(struct td__storage *storage, int64_t offset,
 }
 
 td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
-                     struct td__device *device)
+                     td_device *device)
 {
     struct td__layout layout;
     if (td__layout_init(&layout, call, shape, ndim, NULL, dtype))
         return NULL;
-    struct td__storage *storage = td__storage_create(device, td__layout_extent(&layout));
+    struct td__storage *storage = td__storage_create(device, call, td__layout_extent(&layout));
     if (!storage)
         return NULL;
     td_tensor *tensor = td__tensor_over(storage, 0, &layout);
@@ -64,16 +64,31 @@ td_tensor *td__zeros_like(const td_tensor *tensor)
     return zeros;
 }
 
-td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
 {
-    return td__adopt(td__empty("td_empty", shape, ndim, dtype, td__host_device()));
+    device = td__use_device("td_empty", device);
+    return device ? td__adopt(td__empty("td_empty", shape, ndim, dtype, device)) : NULL;
 }
 
-td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype)
+/* Sets all bytes of a new tensor to 0. */
+static td_status clear(td_tensor *tensor)
 {
-    td_tensor *tensor = td__empty("td_zeros", shape, ndim, dtype, td__host_device());
-    if (tensor && tensor->layout.numel)
-        memset(tensor->storage->data, 0, tensor->storage->bytes);
+    struct td__place place = td__place_of(tensor);
+    if (!td__on_host(tensor))
+        return td__fill_bytes(&place, 0, tensor->storage->bytes);
+    if (tensor->layout.numel)
+        memset(place.data, 0, tensor->storage->bytes);
+    return TD_OK;
+}
+
+td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
+{
+    device = td__use_device("td_zeros", device);
+    td_tensor *tensor = device ? td__empty("td_zeros", shape, ndim, dtype, device) : NULL;
+    if (tensor && clear(tensor)) {
+        td_tensor_release(tensor);
+        return NULL;
+    }
     return td__adopt(tensor);
 }
 
@@ -148,7 +163,20 @@ static void repeat(char *data, size_t element, size_t bytes)
     }
 }
 
-td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype)
+/* Fills a new tensor with copies of an element, which has the value `value`. */
+static td_status fill_new(td_tensor *tensor, const char *element, double value)
+{
+    size_t size = td_dtype_size(tensor->layout.dtype);
+    if (!td__on_host(tensor))
+        return td__kernels_of(tensor)->fill(tensor, value);
+    if (tensor->layout.numel) {
+        memcpy(tensor->storage->data, element, size);
+        repeat(tensor->storage->data, size, tensor->storage->bytes);
+    }
+    return TD_OK;
+}
+
+td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype, td_device *device)
 {
     _Alignas(16) char element[16] = {0};
     if (td_dtype_size(dtype) && !put_element(element, dtype, value)) {
@@ -156,17 +184,20 @@ td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype)
                 td_dtype_name(dtype));
         return NULL;
     }
-    td_tensor *tensor = td__empty("td_full", shape, ndim, dtype, td__host_device());
-    if (tensor && tensor->layout.numel) {
-        memcpy(tensor->storage->data, element, td_dtype_size(dtype));
-        repeat(tensor->storage->data, td_dtype_size(dtype), tensor->storage->bytes);
+    device = td__use_device("td_full", device);
+    td_tensor *tensor = device ? td__empty("td_full", shape, ndim, dtype, device) : NULL;
+    if (tensor && fill_new(tensor, element, value)) {
+        td_tensor_release(tensor);
+        return NULL;
     }
     return td__adopt(tensor);
 }
 
-td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype,
+                         td_device *device)
 {
-    td_tensor *tensor = td__empty("td_from_array", shape, ndim, dtype, td__host_device());
+    device = td__use_device("td_from_array", device);
+    td_tensor *tensor = device ? td__empty("td_from_array", shape, ndim, dtype, device) : NULL;
     if (!tensor)
         return NULL;
     if (!array && tensor->layout.numel) {
@@ -175,13 +206,17 @@ td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_d
         td_tensor_release(tensor);
         return NULL;
     }
-    if (tensor->layout.numel)
-        memcpy(tensor->storage->data, array, td_tensor_nbytes(tensor));
+    struct td__place to = td__place_of(tensor),
+                     from = {.device = td__host_device(), .data = (void *)array};
+    if (td__copy_between("td_from_array", &to, &from, td_tensor_nbytes(tensor), false)) {
+        td_tensor_release(tensor);
+        return NULL;
+    }
     return td__adopt(tensor);
 }
 
 td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
-                        td_dtype dtype, td_blob_free_fn free_fn, void *arg)
+                        td_dtype dtype, td_device *device, td_blob_free_fn free_fn, void *arg)
 {
     struct td__layout layout;
     if (td__layout_init(&layout, "td_from_blob", shape, ndim, strides, dtype))
@@ -191,7 +226,10 @@ td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_
                 td__shape_text(shape, ndim));
         return NULL;
     }
-    struct td__storage *storage = td__storage_of(data, td__layout_extent(&layout), free_fn, arg);
+    device = td__use_device("td_from_blob", device);
+    struct td__storage *storage = device ? td__storage_of(device, data, td__layout_extent(&layout),
+                                                          free_fn, arg)
+                                         : NULL;
     if (!storage)
         return NULL;
     td_tensor *tensor = td__tensor_over(storage, 0, &layout);
@@ -292,9 +330,9 @@ size_t td_tensor_nbytes(const td_tensor *tensor)
     return tensor ? (size_t)tensor->layout.numel * td_dtype_size(tensor->layout.dtype) : 0;
 }
 
-const char *td_tensor_device(const td_tensor *tensor)
+td_device *td_tensor_device(const td_tensor *tensor)
 {
-    return tensor ? tensor->storage->device->name : NULL;
+    return tensor ? tensor->storage->device : NULL;
 }
 
 bool td_tensor_is_contiguous(const td_tensor *tensor)
@@ -307,9 +345,10 @@ bool td_tensor_is_contiguous(const td_tensor *tensor)
 td_tensor *td__clone(td_tensor *tensor)
 {
     td_tensor *copy = td__empty_like(tensor);
-    if (copy)
-        td__layout_copy(&copy->layout, td_tensor_data(copy), &tensor->layout,
-                        td_tensor_data(tensor));
+    if (copy && td__transfer("td_clone", copy, tensor, true)) {
+        td_tensor_release(copy);
+        return NULL;
+    }
     return copy;
 }
 
@@ -344,25 +383,35 @@ static td_status check_copy(const td_tensor *dst, const td_tensor *src)
     return TD_OK;
 }
 
-td_status td__tensor_copy(td_tensor *dst, td_tensor *src)
+/* Extents may overlap without a common element; then the temporary copy only costs time. */
+static bool are_apart(const td_tensor *a, const td_tensor *b)
+{
+    const char *x = td_tensor_data(a), *y = td_tensor_data(b);
+    return a->storage->device != b->storage->device || x + td__layout_extent(&a->layout) <= y ||
+           y + td__layout_extent(&b->layout) <= x;
+}
+
+td_status td__tensor_copy_as(td_tensor *dst, td_tensor *src, bool async)
 {
     TD_TRY(check_copy(dst, src));
     TD_TRY(td__prepare_write(dst));
     const struct td__layout *to = &dst->layout, *from = &src->layout;
-    char *dst_data = td_tensor_data(dst), *src_data = td_tensor_data(src);
-    bool same = dst_data == src_data &&
+    bool same = td_tensor_data(dst) == td_tensor_data(src) &&
+                dst->storage->device == src->storage->device &&
                 !memcmp(to->strides, from->strides, (size_t)to->ndim * sizeof to->strides[0]);
     if (same || to->numel == 0)
         return TD_OK;
-
-    /* Extents may overlap without a common element; then the temporary copy only costs time. */
-    bool apart = dst_data + td__layout_extent(to) <= src_data ||
-                 src_data + td__layout_extent(from) <= dst_data;
-    td_tensor *aside = apart ? td_tensor_retain(src) : td__clone(src);
+    td_tensor *aside = are_apart(dst, src) ? td_tensor_retain(src) : td__clone(src);
     if (!aside)
         return TD_ERR_NOMEM;
-    td__layout_copy(to, dst_data, &aside->layout, td_tensor_data(aside));
+    td_status status = td__transfer("td_tensor_copy", dst, aside, async);
     td_tensor_release(aside);
-    td__tensor_bump_version(dst);
-    return TD_OK;
+    if (!status)
+        td__tensor_bump_version(dst);
+    return status;
+}
+
+td_status td__tensor_copy(td_tensor *dst, td_tensor *src)
+{
+    return td__tensor_copy_as(dst, src, false);
 }

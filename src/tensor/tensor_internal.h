@@ -2,7 +2,7 @@
 #ifndef TD_TENSOR_TENSOR_INTERNAL_H
 #define TD_TENSOR_TENSOR_INTERNAL_H
 
-#include "tensor/device_internal.h"
+#include "device/device_internal.h"
 
 #include <tandem/tensor.h>
 
@@ -21,7 +21,7 @@ struct td__storage {
     atomic_int owners;
     atomic_uint version; /* the number of td__tensor_bump_version() calls */
     atomic_uint history; /* how many of those changes autograd has recorded */
-    struct td__device *device;
+    td_device *device;
     void *data;
     _Atomic(struct td__lease *) lease; /* NULL: `data` is not lent */
     size_t bytes;
@@ -29,12 +29,19 @@ struct td__storage {
     void *arg;
 };
 
-/** Allocates `bytes` bytes on `device`, aligned to 64, with one reference. NULL (with the last error set)
- *  without memory. */
-struct td__storage *td__storage_create(struct td__device *device, size_t bytes);
+/** Allocates `bytes` bytes on `device`, which is open, aligned to 64, with one reference; `call` is for errors, and for
+ *  the lists of holders of memory. NULL (with the last error set) without memory. */
+struct td__storage *td__storage_create(td_device *device, const char *call, size_t bytes);
 
-/** A storage over `data` of the device `cpu`, as td_from_blob() has it. */
-struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg);
+/** The same in host memory that `device` copies from and to while the host goes on; the storage is the host's. */
+struct td__storage *td__storage_create_pinned(td_device *device, size_t bytes);
+
+/** A storage over `data` of a device, as td_from_blob() has it. */
+struct td__storage *td__storage_of(td_device *device, void *data, size_t bytes,
+                                   td_blob_free_fn free_fn, void *arg);
+
+/** `offset` bytes into a storage, for td__copy_between(). */
+struct td__place td__storage_place(const struct td__storage *storage, int64_t offset);
 
 void td__storage_retain(struct td__storage *storage);
 void td__storage_release(struct td__storage *storage);
@@ -188,7 +195,30 @@ static inline const char *td__shape_of(const td_tensor *tensor)
     return td__shape_text(tensor->layout.shape, tensor->layout.ndim);
 }
 
-static inline const struct td__kernels *td__kernels_of(const td_tensor *tensor)
+/** Whether the host can read and write the elements itself. */
+static inline bool td__on_host(const td_tensor *tensor)
+{
+    return tensor->storage->device->is_host;
+}
+
+/** Its first element, for td__copy_between(). */
+static inline struct td__place td__place_of(const td_tensor *tensor)
+{
+    return td__storage_place(tensor->storage,
+                             tensor->offset * (int64_t)td_dtype_size(tensor->layout.dtype));
+}
+
+/** Copies all elements of one shape and dtype between two tensors, of any devices and strides, that do not overlap. Where
+ *  the host's memory takes part, it is complete on return; with `async` see td__copy_between(). */
+td_status td__transfer(const char *call, const td_tensor *to, const td_tensor *from, bool async);
+
+/** Uninitialised, contiguous, in host memory that is pinned for an open device. */
+td_tensor *td__empty_pinned(td_device *device, const struct td__layout *layout);
+
+/** A contiguous copy in host memory, or the tensor itself if it is that; one reference. Waits for the device. */
+td_tensor *td__to_host(const char *call, td_tensor *tensor);
+
+static inline const td_kernels *td__kernels_of(const td_tensor *tensor)
 {
     return tensor->storage->device->kernels;
 }
@@ -197,7 +227,7 @@ static inline const struct td__kernels *td__kernels_of(const td_tensor *tensor)
  * caller always gets one reference. A NULL tensor gives NULL. `call` is the name for error texts. */
 
 td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
-                     struct td__device *device);
+                     td_device *device);
 /** Uninitialised, contiguous, on the same device; td__zeros_like: zeros. */
 td_tensor *td__empty_like(const td_tensor *tensor);
 td_tensor *td__empty_like_as(const td_tensor *tensor, td_dtype dtype);
@@ -205,6 +235,8 @@ td_tensor *td__zeros_like(const td_tensor *tensor);
 td_tensor *td__clone(td_tensor *tensor);
 td_tensor *td__contiguous(td_tensor *tensor);
 td_status td__tensor_copy(td_tensor *dst, td_tensor *src);
+/** `async`: see td__copy_between(). */
+td_status td__tensor_copy_as(td_tensor *dst, td_tensor *src, bool async);
 /** Another tensor over the same elements, without gradient. */
 td_tensor *td__alias(td_tensor *tensor);
 

@@ -19,7 +19,7 @@ int fail(const char *what)
 td_dataset *make_data()
 {
     TD_SCOPE;
-    td_tensor *x = td_randn(TD_SHAPE(SAMPLES, INPUTS), TD_F32);
+    td_tensor *x = td_randn(TD_SHAPE(SAMPLES, INPUTS), TD_F32, NULL);
     td_tensor *sum = td_sum_dims(x, TD_DIMS(1), false);
     return td_tensor_dataset(x, td_to_dtype(td_gt_scalar(sum, 0), TD_I64));
 }
@@ -47,11 +47,11 @@ bool check_lists()
     TD_NO_GRAD;
     const float numbers[] = {1, 2, 3, 4, 5, 6};
     size_t rows = 2; // no int64_t, and no constant
-    td_tensor *x = td_from_array(numbers, TD_SHAPE(rows, 3), TD_F32);
+    td_tensor *x = td_from_array(numbers, TD_SHAPE(rows, 3), TD_F32, NULL);
     td_tensor *y = td_cat(TD_TENSORS(x, td_mul_scalar(x, 10)), 0);
     td_tensor *z = td_permute(y, TD_DIMS(1, 0));
     return td_tensor_size(z, 0) == 3 && td_tensor_size(z, 1) == 4 && td_item(td_max(z)) == 60 &&
-           td_tensor_numel(td_zeros(TD_SHAPE(), TD_F32)) == 1 && !td_grad_enabled();
+           td_tensor_numel(td_zeros(TD_SHAPE(), TD_F32, NULL)) == 1 && !td_grad_enabled();
 }
 
 // Each C++ type becomes a value of its kind.
@@ -61,7 +61,7 @@ bool check_values()
     size_t rows = 2;
     const char *name = "w";
     char text[] = "mutable";
-    td_tensor *x = td_zeros(TD_SHAPE(rows), TD_F32);
+    td_tensor *x = td_zeros(TD_SHAPE(rows), TD_F32, NULL);
     td_value *args = TD_ARGS(true, 'a', rows, -1, 0.5f, 2.5, "literal", name, text, x, TD_ARGS(1));
     td_value *map = td_value_set(td_value_map(), "args", args);
     const td_value_kind kinds[] = {TD_VALUE_BOOL,  TD_VALUE_INT,    TD_VALUE_INT,  TD_VALUE_INT,

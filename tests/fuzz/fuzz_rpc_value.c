@@ -73,7 +73,7 @@ static void set_up(void)
     td_rpc_class box = {.signature = "Box()", .pack = pack, .unpack = unpack, .destroy = destroy};
     check(!td_rpc_register_class(&box));
     for (int i = 0; i < TENSORS; i++)
-        tensors[i] = td_zeros((const int64_t[]){i + 1}, 1, TD_F32);
+        tensors[i] = td_zeros((const int64_t[]){i + 1}, 1, TD_F32, NULL);
 }
 
 static void encode(const td_value *value, struct td__buffer *bytes)

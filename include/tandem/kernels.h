@@ -1,101 +1,146 @@
-/* The kernels of a device: everything that computes with elements, one slot each.
+/* For authors of devices: the kernels of a device, everything that computes with elements, one slot each.
  *
  * What a kernel may rely on: shapes, dtypes and devices were checked by the operator that calls it,
  * the results are allocated, no result overlaps an operand unless the slot says that it may, and
- * all tensors are on the device of the table. Strides may be any, with 0 for a dimension that is
- * broadcast, except where a slot asks for contiguous tensors; results never have a stride of 0.
- * A size may be 0. Kernels do not know autograd, and keep no tensor.
+ * all tensors are on one device of the table's kind, which is td_tensor_device() of any of them. Strides may be any,
+ * with 0 for a dimension that is broadcast, except where a slot asks for contiguous tensors; results never have a
+ * stride of 0. A size may be 0. Kernels do not know autograd, and keep no tensor: the memory of all tensors stays
+ * until the stream has run what the kernel enqueued.
  *
- * A kernel may fail with TD_ERR_NOMEM for its workspace, or with TD_ERR_UNSUPPORTED for a dtype that the
- * slot does not name. "Floats" are f32, f64, f16, bf16; the halves are computed in f32 and rounded once.
- * "Numbers" are floats and integers.
+ * A kernel enqueues on td_current_stream() of the device and returns without waiting for it. td_tensor_data() is the
+ * device's address. A kernel may fail with TD_ERR_NOMEM for its workspace, or with TD_ERR_UNSUPPORTED: a slot, or a
+ * dtype, operation or size in a slot, that a device does not have. The library then fails with a sentence that names
+ * operator and device, or computes it on the host (TANDEM_FALLBACK=cpu). A slot that is NULL is the same.
  *
- * Shapes follow the arguments: out [N, M]. */
-#ifndef TD_TENSOR_KERNELS_H
-#define TD_TENSOR_KERNELS_H
+ * Results depend on the operands alone: the same bits each time.
+ *
+ * "Floats" are f32, f64, f16, bf16; the halves are computed in f32 and rounded once. "Numbers" are floats and
+ * integers. Shapes follow the arguments: out [N, M].
+ *
+ * Threads. A kernel may be called by several threads at once.
+ *
+ * Growth. The table grows at its end; slots that a device's header did not have count as NULL. */
+#ifndef TANDEM_KERNELS_H
+#define TANDEM_KERNELS_H
 
-#include "tensor/tensor_internal.h"
+#include <tandem/device_ops.h>
+#include <tandem/dtype.h>
 
-typedef struct td_generator td_generator; /* tandem/random.h */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct td_tensor td_tensor;       /* tensor.h */
+typedef struct td_generator td_generator; /* random.h */
 
 /* Saves: what the gradient needs, the operand x or the result y. */
-enum td__unary_op {
-    TD__NEG,        /* all but bool */
-    TD__ABS,        /* numbers; saves x */
-    TD__SIGN,       /* numbers */
-    TD__SQUARE,     /* all but bool; saves x */
-    TD__EXP,        /* floats; saves y */
-    TD__LOG,        /* floats; saves x */
-    TD__LOG1P,      /* floats; saves x */
-    TD__SQRT,       /* floats; saves y */
-    TD__RSQRT,      /* floats; saves y */
-    TD__RECIPROCAL, /* floats; saves y */
-    TD__SIN,        /* floats; saves x */
-    TD__COS,        /* floats; saves x */
-    TD__TANH,       /* floats; saves y */
-    TD__SIGMOID,    /* floats; saves y */
-    TD__RELU,       /* numbers; saves y */
-    TD__GELU,       /* floats; x * normal distribution(x), with erf; saves x */
-    TD__GELU_TANH,  /* floats; its approximation by tanh; saves x */
-    TD__SILU,       /* floats; x * sigmoid(x); saves x */
-    TD__FLOOR,      /* floats */
-    TD__CEIL,       /* floats */
-    TD__ROUND,      /* floats; half way to even */
-    TD__ERF,        /* floats; saves x */
-    TD__NOT,        /* all; the result is bool */
-    TD__ISNAN,      /* all; the result is bool */
-};
+typedef enum td_unary {
+    TD_UNARY_NEG,        /* all but bool */
+    TD_UNARY_ABS,        /* numbers; saves x */
+    TD_UNARY_SIGN,       /* numbers */
+    TD_UNARY_SQUARE,     /* all but bool; saves x */
+    TD_UNARY_EXP,        /* floats; saves y */
+    TD_UNARY_LOG,        /* floats; saves x */
+    TD_UNARY_LOG1P,      /* floats; saves x */
+    TD_UNARY_SQRT,       /* floats; saves y */
+    TD_UNARY_RSQRT,      /* floats; saves y */
+    TD_UNARY_RECIPROCAL, /* floats; saves y */
+    TD_UNARY_SIN,        /* floats; saves x */
+    TD_UNARY_COS,        /* floats; saves x */
+    TD_UNARY_TANH,       /* floats; saves y */
+    TD_UNARY_SIGMOID,    /* floats; saves y */
+    TD_UNARY_RELU,       /* numbers; saves y */
+    TD_UNARY_GELU,       /* floats; x * normal distribution(x), with erf; saves x */
+    TD_UNARY_GELU_TANH,  /* floats; its approximation by tanh; saves x */
+    TD_UNARY_SILU,       /* floats; x * sigmoid(x); saves x */
+    TD_UNARY_FLOOR,      /* floats */
+    TD_UNARY_CEIL,       /* floats */
+    TD_UNARY_ROUND,      /* floats; half way to even */
+    TD_UNARY_ERF,        /* floats; saves x */
+    TD_UNARY_NOT,        /* all; the result is bool */
+    TD_UNARY_ISNAN,      /* all; the result is bool */
+} td_unary;
 
-enum td__binary_op {
-    TD__ADD,     /* all; bool: or */
-    TD__SUB,     /* all but bool */
-    TD__MUL,     /* all; bool: and */
-    TD__DIV,     /* floats, complex; integers towards 0, with 0 for a division by 0 */
-    TD__POW,     /* floats, and integers, which wrap around */
-    TD__MAXIMUM, /* numbers, bool; NaN where either is NaN */
-    TD__MINIMUM, /* the same */
+typedef enum td_binary {
+    TD_BINARY_ADD,     /* all; bool: or */
+    TD_BINARY_SUB,     /* all but bool */
+    TD_BINARY_MUL,     /* all; bool: and */
+    TD_BINARY_DIV,     /* floats, complex; integers towards 0, with 0 for a division by 0 */
+    TD_BINARY_POW,     /* floats, and integers, which wrap around */
+    TD_BINARY_MAXIMUM, /* numbers, bool; NaN where either is NaN */
+    TD_BINARY_MINIMUM, /* the same */
     /* The result is bool. */
-    TD__EQ, /* all */
-    TD__NE, /* all */
-    TD__LT, /* numbers, bool; so are the next three */
-    TD__LE,
-    TD__GT,
-    TD__GE,
-    TD__AND, /* all: not 0 is true */
-    TD__OR,
-    TD__XOR,
-};
+    TD_BINARY_EQ, /* all */
+    TD_BINARY_NE, /* all */
+    TD_BINARY_LT, /* numbers, bool; so are the next three */
+    TD_BINARY_LE,
+    TD_BINARY_GT,
+    TD_BINARY_GE,
+    TD_BINARY_AND, /* all: not 0 is true */
+    TD_BINARY_OR,
+    TD_BINARY_XOR,
+} td_binary;
 
-enum td__reduce_kind {
-    TD__REDUCE_SUM, /* all; integers and bool into any integer dtype. The error of an f32 sum does not
+typedef enum td_reduce_kind {
+    TD_REDUCE_KIND_SUM, /* all; integers and bool into any integer dtype. The error of an f32 sum does not
                         grow with the number of elements */
-    TD__REDUCE_MEAN, /* floats */
-    TD__REDUCE_PROD, /* all but bool */
-    TD__REDUCE_MAX,  /* numbers, bool; NaN wins */
-    TD__REDUCE_MIN,
-    TD__REDUCE_ALL, /* all; the result is bool */
-    TD__REDUCE_ANY,
-    TD__REDUCE_SQUARES, /* floats: the sum of squares */
-};
+    TD_REDUCE_KIND_MEAN, /* floats */
+    TD_REDUCE_KIND_PROD, /* all but bool */
+    TD_REDUCE_KIND_MAX,  /* numbers, bool; NaN wins */
+    TD_REDUCE_KIND_MIN,
+    TD_REDUCE_KIND_ALL, /* all; the result is bool */
+    TD_REDUCE_KIND_ANY,
+    TD_REDUCE_KIND_SQUARES, /* floats: the sum of squares */
+} td_reduce_kind;
 
 /* Elementwise losses of two tensors: x the input, y the target. */
-enum td__pair_loss {
-    TD__LOSS_MSE,        /* (x - y)^2 */
-    TD__LOSS_L1,         /* |x - y| */
-    TD__LOSS_BCE_LOGITS, /* max(x, 0) - x y + log(1 + exp(-|x|)) */
-};
+typedef enum td_pair_loss {
+    TD_PAIR_LOSS_MSE,        /* (x - y)^2 */
+    TD_PAIR_LOSS_L1,         /* |x - y| */
+    TD_PAIR_LOSS_BCE_LOGITS, /* max(x, 0) - x y + log(1 + exp(-|x|)) */
+} td_pair_loss;
 
 /* How a window moves over an image. Index 0 is the height, 1 the width. */
-struct td__window {
+typedef struct td_window {
     int64_t kernel[2];
     int64_t stride[2];
     int64_t padding[2];
     int64_t dilation[2];
     int64_t groups;         /* conv2d only */
     bool count_include_pad; /* avg_pool2d only */
-};
+} td_window;
 
-struct td__kernels {
+/* Steps of optimizers. All tensors of one update are contiguous, of one shape and one dtype (floats); halves are
+ * computed in f32. The arithmetic, in this order, each rounded to the dtype of the computation, is that of PyTorch. */
+
+typedef struct td_sgd_update {
+    td_tensor *parameter;
+    const td_tensor *grad;
+    td_tensor *buffer; /* of the momentum; NULL: none */
+    double lr, momentum, dampening, weight_decay;
+    bool nesterov, maximize;
+    bool first; /* the momentum begins with this gradient */
+} td_sgd_update;
+
+typedef struct td_adam_update {
+    td_tensor *parameter;
+    const td_tensor *grad;
+    td_tensor *mean, *square;
+    td_tensor *greatest; /* NULL without amsgrad */
+    double beta1, beta2, eps;
+    double weight_decay;    /* added to the gradient; 0: none */
+    double shrink;          /* the parameter is multiplied by this first; 1: not at all */
+    double size;            /* the learning rate over the first bias correction */
+    double root_correction; /* the root of the second bias correction */
+    bool maximize;
+} td_adam_update;
+
+#define TD_KERNELS_VERSION 1
+
+typedef struct td_kernels {
+    uint32_t version; /* TD_KERNELS_VERSION */
+    uint32_t size;    /* sizeof(td_kernels) */
+
     /* ---- Elements: out has the shape of the operands; out may be an operand ------------------ */
 
     /** out[i] = value, converted as td_full() does, after a check that it fits. */
@@ -103,16 +148,15 @@ struct td__kernels {
     /** out[i] = x[i], with conversion between any two dtypes: floats to integers truncate, and give some
      *  number if they do not fit; to bool != 0; complex to its real part. */
     td_status (*copy)(td_tensor *out, const td_tensor *x);
-    td_status (*unary)(enum td__unary_op op, td_tensor *out, const td_tensor *x);
+    td_status (*unary)(td_unary op, td_tensor *out, const td_tensor *x);
     /** The gradient of x: grad_x[i] = grad_y[i] * derivative, from what the operation saves (NULL
      *  where it saves nothing). Only for those with a gradient: NEG to ERF without SIGN, FLOOR,
      *  CEIL and ROUND. grad_x may be grad_y. */
-    td_status (*unary_grad)(enum td__unary_op op, td_tensor *grad_x, const td_tensor *grad_y,
+    td_status (*unary_grad)(td_unary op, td_tensor *grad_x, const td_tensor *grad_y,
                             const td_tensor *saved);
-    td_status (*binary)(enum td__binary_op op, td_tensor *out, const td_tensor *a,
-                        const td_tensor *b);
+    td_status (*binary)(td_binary op, td_tensor *out, const td_tensor *a, const td_tensor *b);
     /** a op b; with `reversed` b op a. b is converted to the dtype of a first. */
-    td_status (*binary_scalar)(enum td__binary_op op, td_tensor *out, const td_tensor *a, double b,
+    td_status (*binary_scalar)(td_binary op, td_tensor *out, const td_tensor *a, double b,
                                bool reversed);
     /** out = a + alpha * b, all but bool. */
     td_status (*add_scaled)(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha);
@@ -126,8 +170,7 @@ struct td__kernels {
      * (bool for ALL and ANY). `out` may be i64 for sums and products of bool and integers, and f32 for those
      * of halves: then they are not rounded to the dtype of x. ------------------------------ */
 
-    td_status (*reduce)(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
-                        unsigned dims);
+    td_status (*reduce)(td_reduce_kind kind, td_tensor *out, const td_tensor *x, unsigned dims);
     /** The i64 index of the first greatest (or least) element along `dim`; a NaN comes before all
      *  others in both. out has size 1 there; the size of the dimension is not 0. */
     td_status (*arg_reduce)(bool least, td_tensor *out, const td_tensor *x, int dim);
@@ -145,26 +188,26 @@ struct td__kernels {
     /** x [N, C, H, W], w [O, C / groups, kh, kw], bias [O] or NULL, out [N, O, H', W']. All
      *  contiguous, also in the next two. */
     td_status (*conv2d)(td_tensor *out, const td_tensor *x, const td_tensor *w,
-                        const td_tensor *bias, const struct td__window *window);
+                        const td_tensor *bias, const td_window *window);
     td_status (*conv2d_grad_input)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *w,
-                                   const struct td__window *window);
+                                   const td_window *window);
     /** grad_bias may be NULL. With `accumulate` both are added to. */
     td_status (*conv2d_grad_weight)(td_tensor *grad_w, td_tensor *grad_bias,
                                     const td_tensor *grad_y, const td_tensor *x,
-                                    const struct td__window *window, bool accumulate);
+                                    const td_window *window, bool accumulate);
 
     /* ---- Pooling: x [N, C, H, W], all contiguous, floats ------------------------------------- */
 
     /** indices (i32, shape of out): the index of each maximum in its H W image; may be NULL. NaN is
      *  greatest; of equal elements the first. */
     td_status (*max_pool2d)(td_tensor *out, td_tensor *indices, const td_tensor *x,
-                            const struct td__window *window);
+                            const td_window *window);
     /** Also for adaptive_max_pool2d. */
     td_status (*max_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y,
                                  const td_tensor *indices);
-    td_status (*avg_pool2d)(td_tensor *out, const td_tensor *x, const struct td__window *window);
+    td_status (*avg_pool2d)(td_tensor *out, const td_tensor *x, const td_window *window);
     td_status (*avg_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y,
-                                 const struct td__window *window);
+                                 const td_window *window);
     /** Output row i covers rows floor(i H / H') to ceil((i + 1) H / H'). */
     td_status (*adaptive_avg_pool2d)(td_tensor *out, const td_tensor *x);
     td_status (*adaptive_avg_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y);
@@ -217,7 +260,7 @@ struct td__kernels {
                                 const td_tensor *mask, bool causal, double scale);
 
     /* ---- Indices (i64), checked by the kernel: TD_ERR_INVALID names the first bad one, its position and
-     * the range. Any dtype ------------------------------------------------------------------------ */
+     * the range; an accelerator reports it later, as a failure of the device. Any dtype ---------------- */
 
     /** out [..., n, ...] = x at the n indices along dim; index [n] contiguous. */
     td_status (*index_select)(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index);
@@ -232,37 +275,69 @@ struct td__kernels {
 
     /** x [N, C, S] logarithms of probabilities, target [N, S] i64, weight [C] or NULL. out [N, S]:
      *  -weight[t] x[n, t, s], and 0 where t is ignore_index. A target outside 0 to C-1 is
-     *  TD_ERR_INVALID. *total gets the sum of the weights that were used. */
-    td_status (*nll_loss)(td_tensor *out, double *total, const td_tensor *x,
+     *  TD_ERR_INVALID, as above. factor (one element, f64), where not NULL: 1 over the sum of the weights that were
+     *  used, for the mean. */
+    td_status (*nll_loss)(td_tensor *out, td_tensor *factor, const td_tensor *x,
                           const td_tensor *target, const td_tensor *weight, int64_t ignore_index);
     /** grad_x [N, C, S] from the gradients of the losses: grad_y [N, S], or one element for all,
-     *  times scale. */
-    td_status (*nll_loss_grad)(td_tensor *grad_x, const td_tensor *grad_y, double scale,
+     *  times factor, which is 1 where NULL. */
+    td_status (*nll_loss_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *factor,
                                const td_tensor *target, const td_tensor *weight,
                                int64_t ignore_index);
     /** grad_x [N, C, S] of the cross entropy, softmax and nll in one, from the logarithms of the
-     *  softmax. grad_y and scale as above. */
-    td_status (*cross_entropy_grad)(td_tensor *grad_x, const td_tensor *grad_y, double scale,
-                                    const td_tensor *log_softmax, const td_tensor *target,
-                                    const td_tensor *weight, int64_t ignore_index);
+     *  softmax. grad_y and factor as above. */
+    td_status (*cross_entropy_grad)(td_tensor *grad_x, const td_tensor *grad_y,
+                                    const td_tensor *factor, const td_tensor *log_softmax,
+                                    const td_tensor *target, const td_tensor *weight,
+                                    int64_t ignore_index);
     /** out has the shape of x and y, or one element: then the sum of all. Both times scale. */
-    td_status (*pair_loss)(enum td__pair_loss loss, td_tensor *out, const td_tensor *x,
+    td_status (*pair_loss)(td_pair_loss loss, td_tensor *out, const td_tensor *x,
                            const td_tensor *y, double scale);
     /** grad_x = grad_y * scale * derivative; grad_y has the shape of x, or one element. */
-    td_status (*pair_loss_grad)(enum td__pair_loss loss, td_tensor *grad_x, const td_tensor *grad_y,
+    td_status (*pair_loss_grad)(td_pair_loss loss, td_tensor *grad_x, const td_tensor *grad_y,
                                 const td_tensor *x, const td_tensor *y, double scale);
 
     /* ---- Dropout: contiguous, floats ------------------------------------------------------------ */
 
-    /** keep (bool): one each for x[i * block … + block - 1], drawn as PyTorch does, true with
-     *  probability 1 - p. out = keep ? x / (1 - p) : 0. */
+    /** keep (bool): one each for x[i * block … + block - 1], true with probability 1 - p, drawn from the
+     *  generator: on the host as PyTorch does. out = keep ? x / (1 - p) : 0. */
     td_status (*dropout)(td_tensor *out, td_tensor *keep, const td_tensor *x, double p,
                          int64_t block, td_generator *generator);
     td_status (*dropout_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *keep,
                               double p, int64_t block);
-};
 
-/** The kernels of the device `cpu`. */
-extern const struct td__kernels td__cpu_kernels;
+    /* ---- Random numbers: out of any strides; see td_generator_take() -------------------------------- */
+
+    td_status (*uniform)(td_tensor *out, double from, double to, td_generator *generator);
+    td_status (*normal)(td_tensor *out, double mean, double std, td_generator *generator);
+    td_status (*bernoulli)(td_tensor *out, double p, td_generator *generator);
+    /** Integers from `from` to `from` + `range` - 1; a `range` of 0 is 2^64. */
+    td_status (*random_range)(td_tensor *out, int64_t from, uint64_t range,
+                              td_generator *generator);
+
+    /* ---- Optimizers: all or nothing. Where one of these fails, no tensor has changed ------------------ */
+
+    td_status (*sgd)(const td_sgd_update *updates, int count);
+    td_status (*adam)(const td_adam_update *updates, int count);
+
+    /* ---- Lists of tensors of any shapes and strides; floats -------------------------------------------- */
+
+    /** out (one element, f32; f64 where all of x are): the norm of all elements of all tensors, over their norms; a
+     *  `power` of INFINITY is the greatest absolute value. */
+    td_status (*norm)(td_tensor *out, td_tensor *const *x, int count, double power);
+    /** x[i] *= factor (one element, f32 or f64), converted to the dtype of x[i] first; all of them. */
+    td_status (*scale)(td_tensor *const *x, int count, const td_tensor *factor);
+    /** x[i] *= factor, and found (one element, f32) = 1 if a product is not finite; else found stays. */
+    td_status (*unscale)(td_tensor *const *x, int count, double factor, td_tensor *found);
+
+    void *reserved[16]; /* must be zero */
+} td_kernels;
+
+/** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */
+TD_API const td_kernels *td_host_kernels(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
