@@ -29,6 +29,7 @@ write_basic_package_version_file(
 install(FILES
     ${PROJECT_BINARY_DIR}/cmake/tandemConfig.cmake
     ${PROJECT_BINARY_DIR}/cmake/tandemConfigVersion.cmake
+    ${PROJECT_SOURCE_DIR}/cmake/tandemPlugin.cmake
     DESTINATION ${package_dir})
 
 file(RELATIVE_PATH prefix_from_pc

@@ -5,6 +5,7 @@
 #include "tdbench.h"
 
 #include "base/fail.h"
+#include "doctor.h"
 
 #include <tandem/launch.h>
 
@@ -87,6 +88,19 @@ static td_status run_rank(int rank, void *arg)
     return wrong[0] ? td_fail(TD_ERR_MISMATCH, "%s", wrong) : TD_OK;
 }
 
+static void print_device(const struct device_line *line, void *arg)
+{
+    *(int *)arg |= line->broken ? EXIT_TROUBLE : 0;
+    printf("%s: %s\n", line->kind, line->text);
+}
+
+static int print_devices(void)
+{
+    int code = 0;
+    device_list(print_device, &code);
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     struct bench_options options;
@@ -100,6 +114,8 @@ int main(int argc, char **argv)
         printf("tdbench %s\n", td_version());
         return 0;
     }
+    if (options.devices)
+        return print_devices();
     if (options.simulate)
         return bench_simulate(&options);
     if (!options.ranks.count)

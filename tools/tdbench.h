@@ -8,7 +8,8 @@
  *     tdbench_measure.c    a row: warm-up, iterations, check
  *     tdbench_rules.c      --rules: operations against others that do the same together
  *     tdbench_report.c     the table and the JSON lines
- *     tdbench_simulate.c   --simulate */
+ *     tdbench_simulate.c   --simulate
+ *     device_list.c        --devices, which tdrun shares */
 #ifndef TDBENCH_H
 #define TDBENCH_H
 
@@ -28,7 +29,7 @@ struct bench_list {
 };
 
 struct bench_options {
-    bool help, version, simulate, rules, json, async, no_check;
+    bool help, version, devices, simulate, rules, json, async, no_check;
     const struct bench_operation *operations[BENCH_MAX_OPERATIONS];
     int operation_count;
     struct bench_list ranks; /* empty: the launcher's */

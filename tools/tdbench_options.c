@@ -152,6 +152,8 @@ static const struct td__flag flags[] = {
     {"bandwidth", 0, "RATE", "--simulate: of a link (10GB/s)", set_rate, AT(network.byte)},
     {"reduce", 0, "RATE", "--simulate: at which a rank reduces (8GB/s)", set_rate,
      AT(network.reduce_byte)},
+    {"devices", 0, NULL, "list the devices of this machine, and do nothing else", td__flag_set_bool,
+     AT(devices)},
     {"help", 'h', NULL, "print this help", td__flag_set_bool, AT(help)},
     {"version", 'V', NULL, "print the version", td__flag_set_bool, AT(version)},
 };
@@ -162,7 +164,8 @@ void bench_options_help(FILE *out)
 {
     fputs("usage: tdbench OPERATION… [options]\n"
           "       tdbench --rules [options]\n"
-          "       tdbench --simulate [OPERATION…] [--ranks N,...] [--bytes SIZE,...]\n\n"
+          "       tdbench --simulate [OPERATION…] [--ranks N,...] [--bytes SIZE,...]\n"
+          "       tdbench --devices\n\n"
           "Measures collective operations, and checks their results.\n\n"
           "    tdbench all_reduce -n 2                       two ranks on this machine\n"
           "    tdrun --nproc-per-node 4 tdbench all          the ranks of a launcher\n"
@@ -173,10 +176,11 @@ void bench_options_help(FILE *out)
         fprintf(out, " %s", at->name);
     fputs(", or all.\n\n", out);
     td__flags_print(&table, out);
-    fputs("\nSizes are in bytes, with K, M and G for powers of 1024. The exit code is 1 when a\n"
-          "result was wrong, a rank has failed or a rule was broken, and 2 when the command line\n"
-          "is wrong.\n",
-          out);
+    fputs(
+        "\nSizes are in bytes, with K, M and G for powers of 1024. The exit code is 1 when a\n"
+        "result was wrong, a rank has failed, a rule was broken or a device cannot be used, and 2\n"
+        "when the command line is wrong.\n",
+        out);
 }
 
 /* ---- Putting it together --------------------------------------------------------------------- */
@@ -296,5 +300,5 @@ td_status bench_options_parse(int argc, char **argv, struct bench_options *optio
     }
     options->network.transfer = options->network.latency / 5;
     options->network.copy_byte = options->network.reduce_byte / 2;
-    return options->help || options->version ? TD_OK : finish(options);
+    return options->help || options->version || options->devices ? TD_OK : finish(options);
 }

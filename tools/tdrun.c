@@ -1,4 +1,5 @@
-/* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it. */
+/* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it but `tdrun doctor`. */
+#include "doctor.h"
 #include "launch/supervisor.h"
 #include "launch/jobs.h"
 
@@ -77,6 +78,8 @@ int main(int argc, char **argv)
     struct td__run_options options;
     fill_standard_descriptors();
     td__command_fn command = argc > 1 ? td__command_find(argv[1]) : NULL;
+    if (argc > 1 && !strcmp(argv[1], "doctor"))
+        command = doctor_run;
     if (command)
         return command(argc - 1, argv + 1);
     char **copies = copy_arguments(argc, argv);

@@ -20,6 +20,7 @@
 #include <tandem/optim.h>
 #include <tandem/parallel.h>
 #include <tandem/pipeline.h>
+#include <tandem/plugin.h>
 #include <tandem/random.h>
 #include <tandem/rendezvous.h>
 #include <tandem/rpc.h>

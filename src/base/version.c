@@ -5,6 +5,7 @@
 
 #define STRING(x) #x
 #define DOTTED(major, minor, patch) STRING(major) "." STRING(minor) "." STRING(patch)
+#define THIS_LIBRARY ((struct td__version){TD_VERSION_MAJOR, TD_VERSION_MINOR, TD_VERSION_PATCH})
 
 const char *td_version(void)
 {
@@ -22,18 +23,30 @@ static bool older(struct td__version a, struct td__version b)
     return a.minor != b.minor ? a.minor < b.minor : a.patch < b.patch;
 }
 
+static enum td__version_fit fit(struct td__version library, struct td__version headers)
+{
+    return !same_abi(library, headers) ? TD__VERSION_OTHER_ABI
+           : older(library, headers)   ? TD__VERSION_NEWER
+                                       : TD__VERSION_FITS;
+}
+
+enum td__version_fit td__version_fit(struct td__version headers)
+{
+    return fit(THIS_LIBRARY, headers);
+}
+
 td_status td__check_version(struct td__version library, struct td__version headers)
 {
     if (headers.major < 0 || headers.minor < 0 || headers.patch < 0)
         return td_fail(TD_ERR_INVALID,
                        "td_check_version(%d, %d, %d): the parts of a version must not be negative",
                        headers.major, headers.minor, headers.patch);
-    const char *why = !same_abi(library, headers)
-                          ? "these two have different ABIs; recompile the program"
-                      : older(library, headers) ? "the library is older; install a newer one"
-                                                : NULL;
-    if (!why)
+    enum td__version_fit found = fit(library, headers);
+    if (found == TD__VERSION_FITS)
         return TD_OK;
+    const char *why = found == TD__VERSION_NEWER
+                          ? "the library is older; install a newer one"
+                          : "these two have different ABIs; recompile the program";
     return td_fail(
         TD_ERR_UNSUPPORTED,
         "the program was compiled with the headers of Tandem %d.%d.%d, but libtandem.so %d.%d.%d "
@@ -44,7 +57,5 @@ td_status td__check_version(struct td__version library, struct td__version heade
 
 td_status td_check_version(int major, int minor, int patch)
 {
-    return td__check_version(
-        (struct td__version){TD_VERSION_MAJOR, TD_VERSION_MINOR, TD_VERSION_PATCH},
-        (struct td__version){major, minor, patch});
+    return td__check_version(THIS_LIBRARY, (struct td__version){major, minor, patch});
 }

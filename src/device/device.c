@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "base/thread.h"
+#include "plugin/plugins.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -217,12 +218,17 @@ static struct td__device_kind *registered(const char *name)
 
 struct td__device_kind *td__find_kind(const char *name)
 {
+    char why[1200] = "";
+    bool found;
     struct td__device_kind *kind = registered(name);
-    if (kind)
+    if (kind || td__plugin_find(name, &found))
+        return kind;
+    if (found && (kind = registered(name)))
         return kind;
     char known[TD__KINDS_MOST * (TD__KIND_NAME + 2)];
     td__kind_names(known, sizeof known);
-    td_fail(TD_ERR_INVALID, "the kind \"%s\" is not known; known are %s", name, known);
+    td__plugin_explain(name, why, sizeof why);
+    td_fail(TD_ERR_INVALID, "the kind \"%s\" is not known; known are %s%s", name, known, why);
     return NULL;
 }
 
@@ -305,6 +311,8 @@ td_status td_register_device(const td_device_ops *ops, void *arg)
     }
     if (status)
         free(kind);
+    else
+        td__plugin_note(TD__PLUGIN_DEVICE, ops->kind);
     return status;
 }
 
@@ -352,11 +360,8 @@ static td_status fail_missing(const char *call, const td_device *device)
     return td_fail(TD_ERR_INVALID, "%s: there is no device %s: %s", call, device->name, cause.text);
 }
 
-static td_status open_device(const char *call, td_device *device)
+static td_status open_device(const char *call, td_device *device, struct td__device_kind *kind)
 {
-    struct td__device_kind *kind = device->is_malformed ? NULL : td__find_kind(device->kind_name);
-    if (!kind)
-        return fail_missing(call, device);
     int count = count_of(kind);
     if (count >= 0 && device->index >= count)
         td_fail(TD_ERR_INVALID, "there %s %d of the kind %s", count == 1 ? "is" : "are", count,
@@ -382,8 +387,15 @@ td_device *td__open_device(const char *call, td_device *device)
 {
     bool is_open = atomic_load_explicit(&device->is_open, memory_order_acquire);
     if (!is_open) {
+        /* Without the lock: this may load a plug-in. */
+        struct td__device_kind *kind = device->is_malformed ? NULL
+                                                            : td__find_kind(device->kind_name);
+        if (!kind) {
+            fail_missing(call, device);
+            return NULL;
+        }
         pthread_mutex_lock(&open_lock);
-        is_open = atomic_load(&device->is_open) || open_device(call, device) == TD_OK;
+        is_open = atomic_load(&device->is_open) || open_device(call, device, kind) == TD_OK;
         pthread_mutex_unlock(&open_lock);
     }
     if (!is_open)

@@ -190,7 +190,7 @@ static td_status open_backend(td_group *group, const char *key, const td_group_o
     void *arg;
     group->ops = td__backend_find(backend, &arg, &group->backend);
     if (!group->ops)
-        return TD_ERR_INVALID;
+        return td__error_status();
     char prefix[64];
     snprintf(prefix, sizeof prefix, "\1group/%016llx", (unsigned long long)hash(key));
     TD_TRY(td_prefix_store_open(prefix, root->store, &group->context.store));

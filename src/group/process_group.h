@@ -67,8 +67,11 @@ int64_t td__call_timeout(const td_group *group);
 /** td_set_call_timeout(), and returns what was set before. */
 int64_t td__swap_call_timeout(int64_t timeout_ms);
 
-/** A backend by its name; NULL with TD_ERR_INVALID as the last error if there is none. */
+/** A backend by its name, also one of a plug-in, which this loads; NULL with the last error if there is none. */
 const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name);
+
+/** The names of all backends, with ", " between them. */
+void td__backend_names(char *text, size_t room);
 
 /** A backend other than `name` that has the slot of `kind`, the native one before others; or NULL. */
 const char *td__backend_with(td_op_kind kind, const char *name);

@@ -1,7 +1,9 @@
-/* The table of backends: the built-in ones, and those of td_register_backend(). */
+/* The table of backends: the built-in ones, those of td_register_backend(), and those of plug-ins, which are looked for
+ * when an unknown one is used. */
 #include "base/option_rules.h"
 #include "base/text.h"
 #include "group/process_group.h"
+#include "plugin/plugins.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -58,11 +60,13 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
         added = NULL;
     }
     pthread_mutex_unlock(&lock);
+    if (!status && ops)
+        td__plugin_note(TD__PLUGIN_BACKEND, name);
     free(added);
     return status;
 }
 
-const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name)
+static const td_backend_ops *find_registered(const char *name, void **arg, const char **kept_name)
 {
     pthread_mutex_lock(&lock);
     struct td__backend *backend = find(name);
@@ -70,15 +74,34 @@ const td_backend_ops *td__backend_find(const char *name, void **arg, const char 
     if (ops) {
         *arg = backend->arg;
         *kept_name = backend->shown ? backend->shown : backend->name;
-    } else {
-        char known[256] = "";
-        for (backend = backends; backend; backend = backend->next)
-            if (backend->ops && strlen(known) + sizeof backend->name + 2 < sizeof known)
-                td__text_add(known, sizeof known, "%s%s", *known ? ", " : "", backend->name);
-        td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
     }
     pthread_mutex_unlock(&lock);
     return ops;
+}
+
+void td__backend_names(char *text, size_t room)
+{
+    text[0] = '\0';
+    pthread_mutex_lock(&lock);
+    for (struct td__backend *at = backends; at; at = at->next)
+        if (at->ops && strlen(text) + sizeof at->name + 2 < room)
+            td__text_add(text, room, "%s%s", *text ? ", " : "", at->name);
+    pthread_mutex_unlock(&lock);
+}
+
+const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name)
+{
+    char known[256], why[1200] = "";
+    bool found;
+    const td_backend_ops *ops = find_registered(name, arg, kept_name);
+    if (ops || td__plugin_find(name, &found))
+        return ops;
+    if (found && (ops = find_registered(name, arg, kept_name)))
+        return ops;
+    td__backend_names(known, sizeof known);
+    td__plugin_explain(name, why, sizeof why);
+    td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s%s", name, known, why);
+    return NULL;
 }
 
 td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind)

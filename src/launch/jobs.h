@@ -29,11 +29,11 @@ bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid);
 /** Reads a book that was kept as a file. */
 td_status td__job_read_file(const char *path, struct td__postmortem_book *book);
 
-/** A command of tdrun that shows jobs. It takes its own arguments, argv[0] being its name, and returns the
+/** A command of tdrun. It takes its own arguments, argv[0] being its name, and returns the
  *  exit code. */
 typedef int (*td__command_fn)(int argc, char **argv);
 
-/** The command of this name, or NULL. */
+/** The command that shows jobs and has this name, or NULL. */
 td__command_fn td__command_find(const char *name);
 
 #endif

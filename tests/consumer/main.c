@@ -1,4 +1,5 @@
-/* A small user of the installed library: prints its version and passes a value through a store. */
+/* A small user of the installed library: prints its version, passes a value through a store, and loads the plug-in that
+ * is its argument. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -10,7 +11,20 @@ static int fail(const char *what)
     return 1;
 }
 
-int main(void)
+/* Uses the backend of the plug-in, which loads it. */
+static int use_plugin(const char *name)
+{
+    td_store *store;
+    if (td_hash_store_open(&store))
+        return fail("td_hash_store_open");
+    td_init_options options = {.backend = name, .store = store, .world_size = 1};
+    if (td_init_process_group(&options) != TD_ERR_UNSUPPORTED)
+        return fail(name);
+    printf("consumer: plug-in %s: %s\n", name, td_last_error());
+    return td_store_close(store) ? fail("td_store_close") : 0;
+}
+
+int main(int argc, char **argv)
 {
     td_store *store;
     td_bytes value = {0};
@@ -31,5 +45,5 @@ int main(void)
     td_bytes_free(&value);
     if (td_store_close(store))
         return fail("td_store_close");
-    return 0;
+    return argc > 1 ? use_plugin(argv[1]) : 0;
 }
