@@ -74,6 +74,7 @@ static td_status process(int rank, void *arg)
 
 int main(int argc, char **argv)
 {
+    td_spawn_main(); /* for processes that are fresh starts of this program, as devices may need them */
     if (td_spawn(process, NULL, argc > 1 ? atoi(argv[1]) : 2, NULL)) {
         fprintf(stderr, "08_ddp_spawn: %s\n", td_last_error());
         return 1;

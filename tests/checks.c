@@ -92,12 +92,13 @@ void td_test_barrier(void)
         td__sleep_ns(200000);
 }
 
-/* Writes the rank's message; a later one is only printed. */
+/* Writes the rank's message; a later one is only printed, and so is that of a process without the page, which
+ * td_spawn() has started by exec. */
 static void say(const char *format, va_list args)
 {
     char message[sizeof page->ranks[0].message];
     vsnprintf(message, sizeof message, format, args);
-    if (!atomic_flag_test_and_set(&page->ranks[rank].said))
+    if (page && !atomic_flag_test_and_set(&page->ranks[rank].said))
         memcpy(page->ranks[rank].message, message, sizeof message);
     else
         dprintf(STDERR_FILENO, "%s\n", message);

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 
+#include <tandem/launch.h>
 #include <tandem/store.h>
 
 #include <errno.h>
@@ -612,6 +613,7 @@ static int run_chosen(char **patterns, int count)
 
 int main(int argc, char **argv)
 {
+    td_spawn_main();
     if (argc == 3 && !strcmp(argv[1], "--rank") && getenv(TD_TEST_PAGE_VARIABLE)) {
         const struct td_test *test = find_test(argv[2]);
         return test ? td_test_run_rank(test) : TD_TEST_EXIT_FAILED;

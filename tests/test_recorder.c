@@ -380,7 +380,9 @@ static td_status die_in_a_call(int rank, void *arg)
 
 TEST(a_spawned_rank_that_dies)
 {
-    CHECK_FAILS(td_spawn(die_in_a_call, NULL, 2, NULL), TD_ERR_PEER,
-                "was killed by SIGKILL during recv of up to 1 i32 from rank 0, tag 5 on \"world\" "
-                "(halo), ");
+    for (td_spawn_method method = TD_SPAWN_FORK; method <= TD_SPAWN_EXEC; method++)
+        CHECK_FAILS(td_spawn(die_in_a_call, NULL, 2, &(td_spawn_options){.method = method}),
+                    TD_ERR_PEER,
+                    "was killed by SIGKILL during recv of up to 1 i32 from rank 0, tag 5 on "
+                    "\"world\" (halo), ");
 }

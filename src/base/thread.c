@@ -5,8 +5,10 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 
 static unsigned fork_generation;
+static _Atomic(const char *) fork_obstacle;
 
 static void count_fork(void)
 {
@@ -21,6 +23,17 @@ __attribute__((constructor)) static void watch_forks(void)
 unsigned td__fork_generation(void)
 {
     return fork_generation;
+}
+
+void td__fork_breaks(const char *why)
+{
+    const char *none = NULL;
+    atomic_compare_exchange_strong(&fork_obstacle, &none, why);
+}
+
+const char *td__fork_obstacle(void)
+{
+    return atomic_load(&fork_obstacle);
 }
 
 void td__cond_init(pthread_cond_t *cond)

@@ -1,5 +1,5 @@
 /* Threads and forks: condition variables on the monotonic clock, threads that block all signals, a fork
- * generation, and descriptors that a forked child must not keep. */
+ * generation, what makes forks fail, and descriptors that a forked child must not keep. */
 #ifndef TD_BASE_THREAD_H
 #define TD_BASE_THREAD_H
 
@@ -21,6 +21,14 @@ int td__thread_start(pthread_t *thread, const char *name, void *(*run)(void *), 
 /** The number of forks between the first process and this one. An object that does not survive a fork (a
  *  connection, a thread) stores it at creation, and fails when it has changed. */
 unsigned td__fork_generation(void);
+
+/** Called by a component once a fork of this process would not work from now on, as with a device whose driver does
+ *  not survive it: td_spawn() then starts its processes by exec. `why` is a clause for an error text ("cuda:0 was used
+ *  in this process") that is never freed; the first one stays. From any thread. */
+void td__fork_breaks(const char *why);
+
+/** What the first td__fork_breaks() gave, in this process or in one that it is a fork of; NULL: forks work. */
+const char *td__fork_obstacle(void);
 
 /* ---- Descriptors that a forked child must not keep (fork.c) --------------------------------------
  *

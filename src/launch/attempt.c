@@ -149,6 +149,7 @@ static td_status start_worker(struct td__agent *agent, struct td__worker *worker
         .envp = envp,
         /* A terminal's keys go to tdrun; of another input the first worker gets all. */
         .standard = {local_rank == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : agent->null},
+        .keep = {-1, -1},
         .mask = &agent->start->mask,
         .default_signals = &agent->start->ignored,
         .file_limit = agent->file_limit.rlim_max ? &agent->file_limit : NULL,

@@ -1,21 +1,20 @@
-/* td_spawn(): processes of a job from inside a program.
+/* td_spawn(): processes of a job from inside a program, the parent's side; spawn.h has a picture.
  *
- *     parent: fork nprocs children, then host the store, send the children its port, watch them
- *     child:  wait for the port, set the environment, run fn, report a failure, exit
- *
- * The children are forked before the store's thread exists, so that they inherit neither it nor its
- * sockets. They get the port through `orders`, whose end means the parent's death; each sends the status
- * and message of its end through `report`. A child is killed with the thread that started it
+ * The children are started before the store's thread exists, so that forks inherit neither it nor its sockets. They
+ * wait for the orders, which have the store's port. A child is killed with the thread that started it
  * (PR_SET_PDEATHSIG), which does not return from td_spawn() before that is set. */
+#include "launch/spawn.h"
+
 #include "base/auth.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "base/option_rules.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "launch/postmortem.h"
 #include "os/process.h"
 
-#include <tandem/launch.h>
 #include <tandem/store.h>
 
 #include <errno.h>
@@ -24,6 +23,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,13 +38,15 @@ enum {
 struct child {
     pid_t pid;
     bool running;
-    int pidfd;  /* -1 where the kernel has none */
-    int report; /* the read end */
+    bool arrived; /* it is in td__spawn_run() */
+    int pidfd;    /* -1 where the kernel has none */
+    int link;     /* the parent's end */
 };
 
 struct td_spawn_context {
     int count;
     int running;
+    bool by_exec;
     struct child *children;
     struct pollfd *polls; /* room for one a child */
     td_store *store;
@@ -54,63 +57,6 @@ struct td_spawn_context {
     bool stopping;
     td__deadline kill_at;
 };
-
-/* ---- The child ------------------------------------------------------------------------------- */
-
-static void set_number(const char *name, int number)
-{
-    char text[16];
-    snprintf(text, sizeof text, "%d", number);
-    setenv(name, text, 1);
-}
-
-static void set_environment(int rank, int count, int port, const char *secret, const char *flight)
-{
-    char endpoint[32];
-    setenv(TD__FLIGHT_VARIABLE, flight, 1);
-    set_number("RANK", rank);
-    set_number("LOCAL_RANK", rank);
-    set_number("GROUP_RANK", 0);
-    set_number("WORLD_SIZE", count);
-    set_number("LOCAL_WORLD_SIZE", count);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    set_number("MASTER_PORT", port);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port);
-    setenv("TANDEM_AGENT_STORE", endpoint, 1);
-    if (*secret)
-        setenv("TANDEM_SECRET", secret, 1);
-    unsetenv("TORCHELASTIC_RESTART_COUNT");
-}
-
-static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, const char *secret,
-                                const char *flight, int orders, int report_fd, pid_t parent)
-{
-    int port;
-    if (td__die_with_parent(parent, SIGKILL))
-        _exit(1);
-    send(orders, "", 1, MSG_NOSIGNAL);
-    ssize_t got;
-    while ((got = recv(orders, &port, sizeof port, 0)) < 0 && errno == EINTR)
-        ;
-    close(orders);
-    if (got != sizeof port)
-        _exit(1); /* the parent could not start the job */
-    set_environment(rank, count, port, secret, flight);
-
-    td_fail(TD_OK, "%s", ""); /* the last error of the parent */
-    td_status status = fn(rank, arg);
-    struct td__error report;
-    td__error_save(&report);
-    report.status = status;
-    if (!*report.text)
-        snprintf(report.text, sizeof report.text, "%s", td_status_name(status));
-    ssize_t ignored = send(report_fd, &report, sizeof report, MSG_NOSIGNAL);
-    (void)ignored; /* the exit code is left */
-    fflush(NULL);
-    _exit(status ? 1 : 0);
-}
-
-/* ---- The parent ------------------------------------------------------------------------------ */
 
 /* Appends to the error on how `rank` ended in which operation that was, where it is known. */
 static void add_operation(td_spawn_context *context, int rank, int wait_status)
@@ -133,7 +79,7 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
 {
     long pid = (long)context->children[rank].pid;
     struct td__error *failure = &context->failure;
-    char how[128];
+    char how[256];
     failure->status = TD_ERR_PEER;
     td__wait_status_text(wait_status, how, sizeof how);
     if (wait_status == TD__STATUS_UNKNOWN)
@@ -142,8 +88,25 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
                  "program ignores SIGCHLD");
     else if (WIFSIGNALED(wait_status) && WCOREDUMP(wait_status))
         td__text_add(how, sizeof how, " (core dumped)");
+    if (!context->children[rank].arrived)
+        td__text_add(how, sizeof how, " before %s",
+                     context->by_exec ? "it called td_spawn_main(), which must come first in main()"
+                                      : "its function was called");
     snprintf(failure->text, sizeof failure->text, "rank %d (process %ld) %s", rank, pid, how);
     add_operation(context, rank, wait_status);
+}
+
+/* Whether the child has sent a report before it ended. */
+static bool read_report(struct child *child, struct td__error *report)
+{
+    ssize_t got;
+    while ((got = recv(child->link, report, sizeof *report, MSG_DONTWAIT)) == 1)
+        child->arrived = true;
+    ssize_t length = got - (ssize_t)offsetof(struct td__error, text);
+    if (length <= 0)
+        return false;
+    report->text[length - 1] = '\0';
+    return true;
 }
 
 /* The first failure counts; but a rank that reports TD_ERR_PEER suffered from the failure of another, and a
@@ -151,9 +114,8 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
 static void note_end(td_spawn_context *context, int rank, int wait_status)
 {
     struct td__error report;
-    ssize_t got = recv(context->children[rank].report, &report, sizeof report, MSG_DONTWAIT);
-    bool reported = got == (ssize_t)sizeof report;
-    bool fine = wait_status == 0 ||
+    bool reported = read_report(&context->children[rank], &report);
+    bool fine = (wait_status == 0 && context->children[rank].arrived) ||
                 (wait_status == TD__STATUS_UNKNOWN && reported && !report.status);
     bool echo = reported && report.status == TD_ERR_PEER;
     if (fine || (context->failure.status && (!context->failure_is_echo || echo)))
@@ -163,7 +125,6 @@ static void note_end(td_spawn_context *context, int rank, int wait_status)
         describe_end(context, rank, wait_status);
         return;
     }
-    report.text[sizeof report.text - 1] = '\0';
     td_fail(report.status, "rank %d (process %ld) failed: %s", rank,
             (long)context->children[rank].pid, report.text);
     td__error_save(&context->failure);
@@ -231,8 +192,8 @@ static void free_context(td_spawn_context *context)
 {
     for (int rank = 0; rank < context->count; rank++) {
         struct child *child = &context->children[rank];
-        if (child->report >= 0)
-            close(child->report);
+        if (child->link >= 0)
+            close(child->link);
         if (child->pidfd >= 0)
             close(child->pidfd);
     }
@@ -267,43 +228,45 @@ td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
     return status;
 }
 
-/* A pair of sockets: they keep messages apart, and raise no SIGPIPE. The first end receives. */
-static td_status make_pipe(int ends[2])
+/* In the child: what the parent has open for itself is closed. */
+static _Noreturn void run_fork(td_spawn_context *context, int rank, const int link[2], pid_t parent,
+                               td_spawn_fn fn, void *arg)
 {
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-        return td_fail(TD_ERR_SYSTEM, "td_spawn: socketpair: %s", td__errno_text(errno));
-    return TD_OK;
+    td__flight_book_close(&context->book); /* found again by its name when it is needed */
+    close(link[0]);
+    for (int other = 0; other < rank; other++) {
+        close(context->children[other].link);
+        close(context->children[other].pidfd);
+    }
+    td__spawn_run(link[1], parent, fn, arg);
 }
 
-/* Forks one child; it waits for its orders. */
+/* Starts one child; it waits for its orders. */
 static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn, void *arg,
-                             const char *secret, const int orders[2])
+                             struct td__own_program *program, int arg_fd)
 {
     struct child *child = &context->children[rank];
-    int report[2];
-    TD_TRY(make_pipe(report));
-    pid_t parent = getpid();
-    char flight[64] = "";
-    if (context->book.map)
-        td__flight_book_place(&context->book, parent, rank, flight, sizeof flight);
-    pid_t pid = fork();
-    if (pid == 0) {
-        td__flight_book_close(&context->book); /* found again by its name when it is needed */
-        close(orders[1]);
-        close(report[0]);
-        for (int other = 0; other < rank; other++) {
-            close(context->children[other].report);
-            close(context->children[other].pidfd);
-        }
-        run_child(fn, arg, rank, context->count, secret, flight, orders[0], report[1], parent);
+    const char *step = "fork";
+    /* Sockets keep messages apart, and raise no SIGPIPE. */
+    int link[2], error = 0;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, link))
+        return td_fail(TD_ERR_SYSTEM, "td_spawn: socketpair: %s", td__errno_text(errno));
+    pid_t pid, parent = getpid();
+    if (context->by_exec) {
+        error = td__own_program_start(program, link[1], arg_fd, &pid, &step);
+    } else {
+        pid = fork();
+        if (pid == 0)
+            run_fork(context, rank, link, parent, fn, arg);
+        error = pid < 0 ? errno : 0;
     }
-    close(report[1]);
-    if (pid < 0) {
-        close(report[0]);
-        return td_fail(TD_ERR_SYSTEM, "td_spawn: rank %d could not be started: fork: %s", rank,
-                       td__errno_text(errno));
+    close(link[1]);
+    if (error) {
+        close(link[0]);
+        return td_fail(TD_ERR_SYSTEM, "td_spawn: rank %d could not be started: %s: %s", rank, step,
+                       td__errno_text(error));
     }
-    *child = (struct child){.pid = pid, .running = true, .report = report[0]};
+    *child = (struct child){.pid = pid, .running = true, .link = link[0]};
     child->pidfd = td__process_watch(pid, NULL);
     if (context->book.map)
         td__flight_book_started(&context->book, rank, rank, pid);
@@ -311,20 +274,18 @@ static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn
     return TD_OK;
 }
 
-/* Waits until each child is tied to this thread: one that the thread did not wait for could miss its
- * end. A child that was killed before that does not hold up the others for long. */
-static void await_ties(const td_spawn_context *context, int orders)
+/* Waits until each fork is tied to this thread: one that the thread did not wait for could miss its end. A child that
+ * hangs before that does not hold up the others for long. One that was started by exec has been tied before that. */
+static void await_ties(td_spawn_context *context)
 {
     td__deadline deadline = td__deadline_in_ms(TIES_MS);
-    for (int tied = 0; tied < context->count;) {
-        struct pollfd poll_fd = {.fd = orders, .events = POLLIN};
+    for (int rank = 0; rank < context->count && !context->by_exec; rank++) {
+        struct child *child = &context->children[rank];
+        struct pollfd poll_fd = {.fd = child->link, .events = POLLIN};
         char word;
-        int ready = poll(&poll_fd, 1, td__deadline_poll_ms(deadline));
-        if (ready < 0 && errno == EINTR)
-            continue;
-        if (ready <= 0 || recv(orders, &word, 1, 0) <= 0)
-            return;
-        tied++;
+        while (poll(&poll_fd, 1, td__deadline_poll_ms(deadline)) < 0 && errno == EINTR)
+            ;
+        child->arrived = recv(child->link, &word, 1, MSG_DONTWAIT) == 1;
     }
 }
 
@@ -337,33 +298,73 @@ static td_status find_secret(char secret[65])
     return given.given ? TD_OK : td__secret_make(secret);
 }
 
-/* All children, then the store, then its port to the children. */
-static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
+/* A copy of the argument, in a file in memory that the children map. */
+static td_status copy_argument(const void *arg, size_t size, int *fd)
 {
-    char secret[65];
-    int orders[2];
-    TD_TRY(find_secret(secret));
-    TD_TRY(make_pipe(orders));
+    *fd = memfd_create("tandem-argument", MFD_CLOEXEC);
+    int error = *fd < 0 ? errno : td__file_write_all(*fd, arg, size);
+    if (!error)
+        return TD_OK;
+    if (*fd >= 0)
+        close(*fd);
+    return td_fail(TD_ERR_SYSTEM, "td_spawn: cannot copy the %zu bytes of arg: %s", size,
+                   td__errno_text(error));
+}
+
+/* All children, then the store, then the orders. */
+static td_status start_job(td_spawn_context *context, td_spawn_fn fn, void *arg,
+                           struct td__own_program *program, struct td__spawn_orders *orders)
+{
+    td_status status = TD_OK;
+    fflush(NULL); /* or every fork would write what is buffered once more */
+    for (int rank = 0; !status && rank < context->count; rank++)
+        status = start_child(context, rank, fn, arg, program, orders->arg_fd);
+    TD_TRY(status);
+    TD_TRY(td_tcp_store_open(
+        "127.0.0.1", 0,
+        &(td_tcp_store_options){.host_server = true,
+                                .secret = *orders->secret ? orders->secret : NULL},
+        &context->store));
+    await_ties(context);
+    orders->port = td_tcp_store_port(context->store);
+    for (orders->rank = 0; orders->rank < context->count; orders->rank++) {
+        if (context->book.map)
+            td__flight_book_place(&context->book, getpid(), orders->rank, orders->flight,
+                                  sizeof orders->flight);
+        /* A child that has ended does not get them: that is noticed as any other end. */
+        send(context->children[orders->rank].link, orders, sizeof *orders, MSG_NOSIGNAL);
+    }
+    return TD_OK;
+}
+
+/* Without it the job runs as well; only the last operations are missing in errors. */
+static void open_book(td_spawn_context *context)
+{
     struct td__flight_job job = {
         .pid = getpid(), .slots = context->count, .nnodes = 1, .world_size = context->count};
     if (td__flight_book_open(&job, &context->book))
         td_log(TD_LOG_INFO, "td_spawn: %s; it does without", td_last_error());
-    fflush(NULL); /* or every child would write what is buffered once more */
-    td_status status = TD_OK;
-    for (int rank = 0; !status && rank < context->count; rank++)
-        status = start_child(context, rank, fn, arg, secret, orders);
-    close(orders[0]);
+}
+
+static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg, size_t arg_size)
+{
+    struct td__spawn_orders orders = {.library = td__library_fingerprint(),
+                                      .count = context->count,
+                                      .arg_fd = -1,
+                                      .arg_size = arg_size};
+    struct td__own_program program = {0};
+    TD_TRY(find_secret(orders.secret));
+    open_book(context);
+    if (context->by_exec) {
+        TD_TRY(td__spawn_locate(fn, &orders.function));
+        TD_TRY(td__own_program_read(&program));
+    }
+    td_status status = arg_size ? copy_argument(arg, arg_size, &orders.arg_fd) : TD_OK;
     if (!status)
-        status = td_tcp_store_open(
-            "127.0.0.1", 0,
-            &(td_tcp_store_options){.host_server = true, .secret = *secret ? secret : NULL},
-            &context->store);
-    if (!status)
-        await_ties(context, orders[1]);
-    int port = status ? 0 : td_tcp_store_port(context->store);
-    for (int rank = 0; !status && rank < context->count; rank++)
-        send(orders[1], &port, sizeof port, MSG_NOSIGNAL);
-    close(orders[1]); /* without their orders the children end by themselves */
+        status = start_job(context, fn, arg, &program, &orders);
+    if (orders.arg_fd >= 0)
+        close(orders.arg_fd);
+    td__own_program_free(&program);
     return status;
 }
 
@@ -382,27 +383,83 @@ static td_spawn_context *make_context(int count, const td_spawn_options *options
     context->shutdown_ms = options->shutdown_timeout_ms ? options->shutdown_timeout_ms
                                                         : SHUTDOWN_MS;
     for (int rank = 0; rank < count; rank++)
-        context->children[rank] = (struct child){.report = -1, .pidfd = -1};
+        context->children[rank] = (struct child){.link = -1, .pidfd = -1};
     return context;
 }
 
-td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options *options)
+/* By fork, unless a component of the library, or the options, say otherwise. */
+static td_status choose_method(const void *arg, const td_spawn_options *options, bool *by_exec)
 {
-    static const td_spawn_options defaults = {0};
-    if (!options)
-        options = &defaults;
+    const char *obstacle = td__fork_obstacle();
+    char why[256] = "";
+    if ((unsigned)options->method > TD_SPAWN_EXEC)
+        return td_fail(TD_ERR_INVALID, "td_spawn: method %d is not a td_spawn_method",
+                       (int)options->method);
+    if (options->method == TD_SPAWN_FORK && obstacle)
+        return td_fail(
+            TD_ERR_STATE,
+            "td_spawn: forks of this process would not work: %s; use TD_SPAWN_AUTO or TD_SPAWN_EXEC, or "
+            "call td_spawn() before that",
+            obstacle);
+    *by_exec = options->method == TD_SPAWN_EXEC || obstacle;
+    if (!*by_exec)
+        return TD_OK;
+    if (options->method == TD_SPAWN_AUTO)
+        snprintf(why, sizeof why, " (forks would not work: %s)", obstacle);
+    if (getauxval(AT_SECURE))
+        return td_fail(
+            TD_ERR_UNSUPPORTED,
+            "td_spawn: a set-user-ID or set-group-ID program cannot start processes by exec%s",
+            why);
+    if (!td__spawn_main_called())
+        return td_fail(
+            TD_ERR_STATE,
+            "td_spawn: to start processes by exec%s, main() must begin with td_spawn_main()", why);
+    if (arg && !options->arg_size)
+        return td_fail(
+            TD_ERR_INVALID,
+            "td_spawn: a process that is started by exec%s cannot use the pointer arg; with arg_size, "
+            "it gets a copy of that many bytes",
+            why);
+    return TD_OK;
+}
+
+static td_status check_call(td_spawn_fn fn, const void *arg, int nprocs,
+                            const td_spawn_options *options)
+{
     if (!fn)
         return td_fail(TD_ERR_INVALID, "td_spawn: the function is NULL");
     if (nprocs < 1 || nprocs > MAX_PROCESSES)
         return td_fail(TD_ERR_INVALID, "td_spawn: %d processes; it must be 1 to %d", nprocs,
                        MAX_PROCESSES);
+    if (options->arg_size && !arg)
+        return td_fail(TD_ERR_INVALID, "td_spawn: arg_size is %zu, but arg is NULL",
+                       options->arg_size);
     TD_TRY(td__check_kept_timeout("td_spawn", "shutdown_timeout_ms", options->shutdown_timeout_ms));
     TD_TRY(td__check_reserved("td_spawn", options->reserved));
+    /* It would start processes that come here, too, without end. */
+    if (td__spawn_is_pending())
+        return td_fail(
+            TD_ERR_STATE,
+            "td_spawn: this process was started by td_spawn() itself, and main() must begin with "
+            "td_spawn_main()");
+    return TD_OK;
+}
+
+td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options *options)
+{
+    static const td_spawn_options defaults = {0};
+    bool by_exec;
+    if (!options)
+        options = &defaults;
+    TD_TRY(check_call(fn, arg, nprocs, options));
+    TD_TRY(choose_method(arg, options, &by_exec));
     td_spawn_context *context = make_context(nprocs, options);
     if (!context)
         return td__fail_nomem("td_spawn");
+    context->by_exec = by_exec;
 
-    td_status status = start_all(context, fn, arg);
+    td_status status = start_all(context, fn, arg, options->arg_size);
     if (status) {
         td__error_save(&context->failure);
         context->stopping = true;

@@ -1,8 +1,10 @@
 /* Child processes; see process.h.
  *
- * Between fork() and execve() the child makes only system calls: another thread of the parent may
- * have held any lock at the fork. It reports a failure through a pipe that execve() closes, so that
- * the parent knows either way. */
+ * The child is made by vfork(): nothing of the parent is copied, and no handler of pthread_atfork() runs, so that this
+ * works, too, in a process that a fork() would break (td__fork_breaks()). Until execve() the child has the parent's
+ * memory, while the calling thread waits and other threads run on. So it makes only system calls, and writes to
+ * nothing but its own variables. It reports a failure through a pipe that execve() closes, so that the parent knows
+ * either way. */
 #include "os/process.h"
 
 #include <errno.h>
@@ -65,12 +67,20 @@ static int place_descriptors(const int standard[3])
     int moved[3];
     /* First out of the way of 0 to 2, where a source may stand itself. */
     for (int i = 0; i < 3; i++) {
-        moved[i] = fcntl(standard[i], F_DUPFD_CLOEXEC, 3);
-        if (moved[i] < 0)
+        moved[i] = standard[i] < 0 ? -1 : fcntl(standard[i], F_DUPFD_CLOEXEC, 3);
+        if (standard[i] >= 0 && moved[i] < 0)
             return errno;
     }
     for (int i = 0; i < 3; i++)
-        if (dup2(moved[i], i) < 0)
+        if (moved[i] >= 0 && dup2(moved[i], i) < 0)
+            return errno;
+    return 0;
+}
+
+static int keep_descriptors(const int keep[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (keep[i] >= 0 && fcntl(keep[i], F_SETFD, 0))
             return errno;
     return 0;
 }
@@ -92,12 +102,15 @@ static void keep_exit_pipe(int exit_pipe)
 static struct failure become(const struct start *start)
 {
     const struct td__child_spec *spec = start->spec;
-    int error = setpgid(0, 0) ? errno : td__die_with_parent(start->parent, SIGKILL);
+    int error = !spec->parents_group && setpgid(0, 0) ? errno
+                                                      : td__die_with_parent(start->parent, SIGKILL);
     if (error)
         return (struct failure){LIFELINE, error};
     if (spec->cpus && sched_setaffinity(0, spec->cpus_size, spec->cpus))
         return (struct failure){CPUS, errno};
     error = place_descriptors(spec->standard);
+    if (!error)
+        error = keep_descriptors(spec->keep);
     if (error)
         return (struct failure){DESCRIPTORS, error};
     keep_exit_pipe(spec->exit_pipe);
@@ -157,11 +170,20 @@ static int hear(int news, pid_t pid, const char **step)
     return failure.error;
 }
 
+/* The parent goes on when the child has become the program, or has ended. */
+static pid_t start_process(const struct start *start, int news)
+{
+    pid_t pid = vfork();
+    if (pid == 0)
+        run_child(start, news);
+    return pid;
+}
+
 int td__child_start(const struct td__child_spec *spec, pid_t *pid_out, const char **step)
 {
     struct start start = {.spec = spec, .parent = getpid(), .shell_argv = make_shell_argv(spec)};
     int news[2];
-    *step = "fork";
+    *step = "vfork";
     if (!start.shell_argv)
         return ENOMEM;
     if (pipe2(news, O_CLOEXEC)) {
@@ -172,14 +194,11 @@ int td__child_start(const struct td__child_spec *spec, pid_t *pid_out, const cha
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &start.mask);
-    pid_t pid = fork();
+    pid_t pid = start_process(&start, news[1]);
     int error = pid < 0 ? errno : 0;
-    if (pid == 0)
-        run_child(&start, news[1]);
     pthread_sigmask(SIG_SETMASK, &start.mask, NULL);
     close(news[1]);
     if (pid > 0) {
-        setpgid(pid, pid); /* the child does so too: now it is done, whichever process is first */
         error = hear(news[0], pid, step);
     }
     close(news[0]);

@@ -70,8 +70,10 @@ struct td__child_spec {
     const char *path; /* the file to execute; not looked up */
     char *const *argv;
     char *const *envp;
-    int standard[3];                 /* become its standard input, output and error */
-    const sigset_t *mask;            /* its signal mask */
+    int standard[3];      /* become its standard input, output and error; -1: the parent's stays */
+    int keep[2];          /* descriptors that stay open; -1: none */
+    bool parents_group;   /* stay in the parent's process group */
+    const sigset_t *mask; /* its signal mask */
     const sigset_t *default_signals; /* signals that it gets back with their default action */
     const struct rlimit *file_limit; /* its RLIMIT_NOFILE */
     const void *cpus;                /* the CPUs it may run on, as sched_setaffinity() takes them */
@@ -82,11 +84,11 @@ struct td__child_spec {
 };
 
 /**
- * Starts a child in a process group of its own, whose number is the child's pid. It is killed when
- * the calling thread ends. A file without a known format is given to /bin/sh, as execvp() does.
+ * Starts a child in a process group of its own, whose number is the child's pid, unless the specification says
+ * otherwise. It is killed when the calling thread ends. A file without a known format is given to /bin/sh, as execvp() does.
  *
  * Returns when the program is running: 0; or an errno, and *step says in a word what went wrong
- * ("execve", "fork", …). Nothing is left running then.
+ * ("execve", "vfork", …). Nothing is left running then.
  */
 int td__child_start(const struct td__child_spec *spec, pid_t *pid, const char **step);
 
