@@ -43,10 +43,10 @@ static void make_call(struct td__rpc_agent *agent, struct attack *attack)
     td__buffer_put_string(&message->bytes, "mark", 4);
     td__buffer_put_u32(&message->bytes, 0);
     CHECK_OK(td__message_seal(message, &header, SIZE_MAX));
-    size_t size = TD__LINK_HELLO_SIZE + message->bytes.size;
+    size_t size = TD__LINK_HELLO_SIZE + message->size;
     CHECK(size < MOST_BYTES);
     td__hello_write(attack->call, TD__HELLO_SOCKET, 1, 0, 0);
-    memcpy(attack->call + TD__LINK_HELLO_SIZE, message->bytes.data, message->bytes.size);
+    memcpy(attack->call + TD__LINK_HELLO_SIZE, td__message_head(message), message->size);
     for (size_t at = size; at < MOST_BYTES; at++)
         attack->call[at] = attack->call[at - size];
     td__message_free(message);

@@ -25,19 +25,18 @@ static struct td__signature *parse(const char *text)
 static char *bind(const char *text, td_value *args, td_value *kwargs)
 {
     struct td__signature *signature = parse(text);
-    td_value **bound;
-    int count;
+    struct td__bound bound;
     char *result;
-    if (td__signature_bind(signature, args, kwargs, &bound, &count)) {
+    if (td__signature_bind(signature, args, kwargs, &bound)) {
         CHECK_EQ(td_last_status(), TD_ERR_INVALID);
         result = strdup(td_last_error());
     } else {
         td_bytes printed = {0};
         TD_SCOPE;
-        CHECK_OK(td_value_print(td_value_list(bound, count), &printed));
+        CHECK_OK(td_value_print(td_value_list(bound.values, bound.count), &printed));
         result = strdup((const char *)printed.data);
         td_bytes_free(&printed);
-        td__bound_free(bound, count);
+        td__bound_free(&bound);
     }
     td__signature_free(signature);
     return result;
@@ -158,18 +157,17 @@ TEST(types)
     enum { COUNT = sizeof values / sizeof values[0] };
     for (int p = 0; p < COUNT; p++) {
         char text[64];
-        td_value **bound;
-        int count;
+        struct td__bound bound;
         snprintf(text, sizeof text, "f(x: %s)", values[p].type);
         struct td__signature *signature = parse(text);
         for (int v = 0; v < COUNT; v++) {
             bool fits = p == v ||
                         (!strcmp(values[p].type, "float") && !strcmp(values[v].type, "int"));
-            td_status status = td__signature_bind(signature, TD_ARGS(values[v].value), NULL, &bound,
-                                                  &count);
+            td_status status = td__signature_bind(signature, TD_ARGS(values[v].value), NULL,
+                                                  &bound);
             CHECK_EQ(status, fits ? TD_OK : TD_ERR_INVALID);
             if (fits)
-                td__bound_free(bound, count);
+                td__bound_free(&bound);
             else
                 CHECK_CONTAINS(td_last_error(), values[v].type);
         }

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { LINE = 64 };
+
 /* The memfd: a page with the two td__byte_ring_shared, and the data of both directions. */
 static size_t memfd_size(void)
 {
@@ -82,42 +84,88 @@ void td__byte_ring_unmap(struct td__byte_ring_pair *pair)
     pair->memory = NULL;
 }
 
-/* The room, with the newest count only if `size` does not fit without it. */
-static size_t room(struct td__byte_ring *ring, size_t size)
+static uint64_t next_line(uint64_t position)
 {
-    if (ring->own + size > ring->other + TD__BYTE_RING_SIZE)
-        ring->other = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
-    uint64_t used = ring->own - ring->other;
-    return used <= TD__BYTE_RING_SIZE ? (size_t)(TD__BYTE_RING_SIZE - used) : SIZE_MAX;
+    return (position + LINE - 1) & ~(uint64_t)(LINE - 1);
+}
+
+/* The room for bytes of the chunk that is not published. Two lines stay free: the first word of the next chunk is not a
+ * byte that the reader has not read. */
+static size_t room(const struct td__byte_ring *ring)
+{
+    uint64_t at = ring->own == ring->start ? ring->start + sizeof(uint64_t) : ring->own;
+    uint64_t limit = ring->head + TD__BYTE_RING_SIZE - 2 * LINE;
+    if (ring->own - ring->head > TD__BYTE_RING_SIZE)
+        return SIZE_MAX;
+    return at < limit ? (size_t)(limit - at) : 0;
 }
 
 size_t td__byte_ring_write(struct td__byte_ring *ring, const void *data, size_t size)
 {
-    size_t left = room(ring, size);
+    size_t left = room(ring);
+    if (left < size) {
+        ring->head = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        left = room(ring);
+    }
     if (left == SIZE_MAX)
         return SIZE_MAX;
     size = size < left ? size : left;
-    if (size)
-        memcpy(ring->data + ring->own % TD__BYTE_RING_SIZE, data, size);
+    if (!size)
+        return 0;
+    if (ring->own == ring->start)
+        ring->own += sizeof(uint64_t);
+    memcpy(ring->data + ring->own % TD__BYTE_RING_SIZE, data, size);
     ring->own += size;
-    /* The reader has the lines of the next message in its cache. */
-    const char *next = ring->data + ring->own % TD__BYTE_RING_SIZE;
-    __builtin_prefetch(next + 64, 1);
-    __builtin_prefetch(next + 128, 1);
     return size;
+}
+
+void td__byte_ring_publish(struct td__byte_ring *ring)
+{
+    uint64_t start = ring->start, end = ring->own, next = next_line(end);
+    if (start == end)
+        return;
+    /* Bytes of an earlier chunk that look like an end. */
+    _Atomic uint64_t *word = td__byte_ring_word(ring, next);
+    if (td__byte_ring_is_end(next, atomic_load_explicit(word, memory_order_relaxed)))
+        atomic_store_explicit(word, 0, memory_order_relaxed);
+    atomic_store_explicit(td__byte_ring_word(ring, start), end, memory_order_release);
+    ring->own = ring->start = next;
+    /* The reader has the lines of the next messages in its cache; it polls the first one. */
+    __builtin_prefetch((const char *)word + LINE, 1);
+    __builtin_prefetch((const char *)word + 2 * LINE, 1);
 }
 
 /* The reader checks `full` after it has moved the head. */
 bool td__byte_ring_await_room(struct td__byte_ring *ring)
 {
     atomic_store(&ring->shared->full, 1);
-    ring->other = atomic_load(&ring->shared->head);
-    return ring->own - ring->other < TD__BYTE_RING_SIZE;
+    ring->head = atomic_load(&ring->shared->head);
+    return room(ring) > 0;
 }
 
-bool td__byte_ring_consume(struct td__byte_ring *ring, size_t size)
+size_t td__byte_ring_peek(struct td__byte_ring *ring, const char **data)
+{
+    if (ring->own == ring->end) {
+        uint64_t end = atomic_load_explicit(td__byte_ring_word(ring, ring->own),
+                                            memory_order_acquire);
+        if (!td__byte_ring_is_end(ring->own, end))
+            return 0;
+        ring->end = end;
+        ring->own += sizeof end;
+    }
+    *data = ring->data + ring->own % TD__BYTE_RING_SIZE;
+    return (size_t)(ring->end - ring->own);
+}
+
+void td__byte_ring_consume(struct td__byte_ring *ring, size_t size)
 {
     ring->own += size;
+    if (ring->own == ring->end)
+        ring->own = ring->end = next_line(ring->end);
+}
+
+bool td__byte_ring_release(struct td__byte_ring *ring)
+{
     atomic_store(&ring->shared->head, ring->own);
     if (!atomic_load_explicit(&ring->shared->full, memory_order_relaxed))
         return false;

@@ -1,12 +1,17 @@
 /* A ring of bytes in shared memory, with one writer and one reader: one direction of a link between two processes.
  *
- * The data are mapped twice, one mapping behind the other, so that any bytes in the ring are contiguous in memory:
+ * The data are mapped twice, one mapping behind the other, so that any bytes in the ring are contiguous in memory.
+ * Positions count all bytes of the ring that were ever used. The bytes are in chunks, each of which begins with a cache
+ * line of its own:
  *
- *     data        |0 1 2 3 4 5 6 7|0 1 2 3 4 5 6 7|
- *                         ^head         ^tail
+ *     data    |end|bytes …  padding|end|bytes …|end| …
+ *              ^own (reader)        ^           ^start (writer)
  *
- * Head and tail count all bytes ever read and written. The writer publishes bytes by its tail, the reader frees them
- * by its head. Neither trusts the other: a count that does not fit ends the link. */
+ * The writer publishes a chunk by its first word, the position at which its bytes end. Before that, the word is any that
+ * is not the end of a chunk there. So the reader polls the line in which the bytes arrive, and a small message takes one
+ * line from cache to cache; a count of published bytes would be another one. The reader frees chunks by its head, which
+ * the writer reads when it has no room left. Neither trusts the other: an end that does not fit is none, a head that does
+ * not fit ends the link. */
 #ifndef TD_RPC_BYTE_RING_H
 #define TD_RPC_BYTE_RING_H
 
@@ -18,7 +23,6 @@ enum { TD__BYTE_RING_SIZE = 128 * 1024 }; /* a multiple of all page sizes */
 
 /** In shared memory; zero at first. */
 struct td__byte_ring_shared {
-    _Alignas(64) _Atomic uint64_t tail; /* the writer's */
     _Alignas(64) _Atomic uint64_t head; /* the reader's */
     _Atomic uint32_t full;              /* set by the writer: it waits for room */
 };
@@ -27,8 +31,12 @@ struct td__byte_ring_shared {
 struct td__byte_ring {
     struct td__byte_ring_shared *shared;
     char *data;
-    uint64_t own;   /* of the writer: tail; of the reader: head */
-    uint64_t other; /* the other one, as last seen */
+    uint64_t own; /* where it writes or reads next */
+    union {
+        uint64_t head; /* of the writer: the reader's, as last seen */
+        uint64_t end;  /* of the reader: of the chunk that it reads; `own` if there is none */
+    };
+    uint64_t start; /* of the writer: of the chunk that is not published */
 };
 
 /** The rings of both directions. Of the two processes one creates them, and is side 0; the other one maps its memfd. */
@@ -50,10 +58,7 @@ void td__byte_ring_unmap(struct td__byte_ring_pair *pair);
 size_t td__byte_ring_write(struct td__byte_ring *ring, const void *data, size_t size);
 
 /** Publishes what was written. */
-static inline void td__byte_ring_publish(struct td__byte_ring *ring)
-{
-    atomic_store_explicit(&ring->shared->tail, ring->own, memory_order_release);
-}
+void td__byte_ring_publish(struct td__byte_ring *ring);
 
 /** Sets `full`, and returns whether there is room meanwhile. */
 bool td__byte_ring_await_room(struct td__byte_ring *ring);
@@ -64,30 +69,34 @@ static inline bool td__byte_ring_has_room(const struct td__byte_ring *ring)
     return !atomic_load(&ring->shared->full);
 }
 
-/** How many bytes can be read at *data; SIZE_MAX if the writer's count is not valid. */
-static inline size_t td__byte_ring_peek(struct td__byte_ring *ring, const char **data)
+/** The word of a chunk that begins at a position. */
+static inline _Atomic uint64_t *td__byte_ring_word(const struct td__byte_ring *ring,
+                                                   uint64_t position)
 {
-    if (ring->own == ring->other)
-        ring->other = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
-    *data = ring->data + ring->own % TD__BYTE_RING_SIZE;
-    uint64_t size = ring->other - ring->own;
-    return size <= TD__BYTE_RING_SIZE ? (size_t)size : SIZE_MAX;
+    return (_Atomic uint64_t *)(ring->data + position % TD__BYTE_RING_SIZE);
 }
 
-/** The same, with the newest count. */
-static inline size_t td__byte_ring_peek_all(struct td__byte_ring *ring, const char **data)
+/** Whether a chunk that begins at a position can end there. */
+static inline bool td__byte_ring_is_end(uint64_t position, uint64_t end)
 {
-    ring->other = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
-    return td__byte_ring_peek(ring, data);
+    return end - position - sizeof end - 1 < TD__BYTE_RING_SIZE - sizeof end;
 }
 
 /** Whether there is something to read. */
 static inline bool td__byte_ring_has_bytes(const struct td__byte_ring *ring)
 {
-    return atomic_load_explicit(&ring->shared->tail, memory_order_relaxed) != ring->own;
+    return ring->own != ring->end ||
+           td__byte_ring_is_end(ring->own, atomic_load_explicit(td__byte_ring_word(ring, ring->own),
+                                                                memory_order_relaxed));
 }
 
-/** Frees `size` bytes that were read. True if the writer waits for room, and is to be woken. */
-bool td__byte_ring_consume(struct td__byte_ring *ring, size_t size);
+/** How many bytes can be read at *data; 0: none. */
+size_t td__byte_ring_peek(struct td__byte_ring *ring, const char **data);
+
+/** `size` bytes were read. */
+void td__byte_ring_consume(struct td__byte_ring *ring, size_t size);
+
+/** Frees what was read. True if the writer waits for room, and is to be woken. */
+bool td__byte_ring_release(struct td__byte_ring *ring);
 
 #endif

@@ -36,17 +36,14 @@ struct td_future {
 
 td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline)
 {
-    td_future *future = calloc(1, sizeof *future);
+    td_future *future = malloc(sizeof *future);
     if (!future) {
         td__fail_nomem("future");
         return NULL;
     }
-    atomic_init(&future->owners, 1);
+    *future = (td_future){
+        .owners = 1, .agent = agent, .id = id, .deadline = deadline, .last = &future->first};
     pthread_mutex_init(&future->lock, NULL);
-    future->agent = agent;
-    future->id = id;
-    future->deadline = deadline;
-    future->last = &future->first;
     return future;
 }
 

@@ -318,11 +318,12 @@ static struct td_rpc_call *next_call(struct td__rpc_agent *agent, struct ended *
 {
     if (!ended->count && !atomic_load_explicit(&agent->queued, memory_order_relaxed))
         return NULL;
+    if (ended->call)
+        td__function_release(ended->call->entry);
     pthread_mutex_lock(&agent->run_lock);
     if (ended->count)
         *ended->count -= 1;
-    if (ended->call)
-        td__serve_remove(ended->call);
+    bool kept = !ended->call || td__serve_keep(ended->call);
     struct td_rpc_call *call = stop ? NULL : agent->queue;
     if (call && !call->task && agent->running >= agent->threads)
         call = NULL;
@@ -336,8 +337,8 @@ static struct td_rpc_call *next_call(struct td__rpc_agent *agent, struct ended *
         ensure_thread(agent);
     }
     pthread_mutex_unlock(&agent->run_lock);
-    if (ended->call)
-        td__serve_free(ended->call);
+    if (!kept)
+        free(ended->call);
     *ended = (struct ended){0};
     return call;
 }
@@ -465,7 +466,9 @@ static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *ev
         return false;
     pthread_mutex_lock(&agent->lock);
     struct td__rpc_link *link = agent->by_id[id];
-    if (link && !td__link_drain(link))
+    if (link)
+        td__link_drain(link);
+    if (link && event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         atomic_store(&link->hup, true);
     pthread_mutex_unlock(&agent->lock);
     return false;
@@ -587,7 +590,7 @@ void td__io_poll(struct td__rpc_agent *agent, const td_future *future, td__deadl
             lead_for(agent, future, deadline, &backoff, ran);
             break;
         }
-        if (!td__backoff(&backoff, agent->oversubscribed))
+        if (!td__backoff(&backoff, agent->oversubscribed || agent->pinned))
             break;
     }
     atomic_fetch_sub_explicit(&agent->pollers, 1, memory_order_relaxed);
@@ -603,7 +606,7 @@ static bool watch(int epoll, int fd, uint32_t events, uint64_t id)
 
 td_status td__io_open(struct td__rpc_agent *agent)
 {
-    agent->oversubscribed = false;
+    agent->pinned = td__processors() == 1;
     agent->queue_last = &agent->queue;
     agent->control_fd = memfd_create("tandem-rpc", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     agent->epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -672,6 +675,10 @@ void td__io_close(struct td__rpc_agent *agent)
     add_links(agent);
     for (int i = 0; i < agent->link_count; i++)
         td__link_release(agent->links[i]);
+    for (struct td_rpc_call *call = agent->spare, *next; call; call = next) {
+        next = call->next;
+        free(call);
+    }
     free(agent->links);
     free(agent->by_id);
     if (agent->control)

@@ -24,11 +24,11 @@
 
 enum {
     BUFFER_SIZE = 64 * 1024,
-    SEGMENTS = 16,                      /* of one sendmsg() */
-    READS = 64,                         /* of one link before it is the next one's turn */
-    ACK_BYTES = 256 * 1024,             /* how much may be received … */
-    ACK_MESSAGES = 64,                  /* … or how many, until that is acknowledged */
-    RING_STEP = TD__BYTE_RING_SIZE / 4, /* both ends of a ring copy at the same time */
+    SEGMENTS = 16,                            /* of one sendmsg() */
+    READS = 64,                               /* of one link before it is the next one's turn */
+    ACK_BYTES = 256 * 1024,                   /* how much may be received … */
+    ACK_MESSAGES = 64,                        /* … or how many, until that is acknowledged */
+    RING_STEP = TD__BYTE_RING_SIZE / 4 - 128, /* both ends of a ring copy at the same time */
 };
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -233,7 +233,7 @@ static td_status await_ready(struct td__rpc_link *link, td__deadline deadline)
 {
     uint8_t ready;
     int error = td__recv_all(link->fd, &ready, 1, deadline);
-    if (!error && link->local && td__byte_ring_consume(&link->rings.in, 0))
+    if (!error && link->local && td__byte_ring_release(&link->rings.in))
         td__io_ring(link);
     return error ? failed(error) : TD_OK;
 }
@@ -427,7 +427,7 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
         open = write_message(link, message);
     if (!open && !link->closed && !link->last_sent)
         drop(link);
-    link->last_sent |= message->bytes.data[0] == TD__MESSAGE_LEAVE;
+    link->last_sent |= *td__message_head(message) == TD__MESSAGE_LEAVE;
     bool done = !open || message->written == message->size;
     if (!done) {
         *link->last = message;
@@ -535,11 +535,14 @@ static bool take(struct td__rpc_link *link, const char *bytes, size_t count)
     while (count) {
         size_t size;
         if (!link->incoming) {
-            size = TD__HEADER_SIZE - link->header_have;
+            if (!link->header_have)
+                link->header[0] = (uint8_t)*bytes;
+            size_t whole = td__message_header_size(link->header[0]);
+            size = whole - link->header_have;
             size = size < count ? size : count;
             memcpy(link->header + link->header_have, bytes, size);
             link->header_have += size;
-            if (link->header_have == TD__HEADER_SIZE && !begin_message(link))
+            if (link->header_have == whole && !begin_message(link))
                 return false;
         } else {
             void *to = td__incoming_next(link->incoming, &size);
@@ -559,18 +562,19 @@ static bool read_ring(struct td__rpc_link *link)
 {
     struct td__byte_ring *ring = &link->rings.in;
     const char *bytes;
-    size_t size = td__byte_ring_peek_all(ring, &bytes);
-    if (!size)
-        return false;
-    if (size != SIZE_MAX && size > RING_STEP)
-        size = RING_STEP;
-    if (size == SIZE_MAX || !take(link, bytes, size)) {
-        link->ended = true;
-        return true;
+    size_t size, all = 0;
+    while (all < RING_STEP && !link->leaving && (size = td__byte_ring_peek(ring, &bytes))) {
+        size = size < RING_STEP ? size : RING_STEP;
+        if (!take(link, bytes, size)) {
+            link->ended = true;
+            return true;
+        }
+        td__byte_ring_consume(ring, size);
+        all += size;
     }
-    if (td__byte_ring_consume(ring, size))
+    if (all && td__byte_ring_release(ring))
         td__io_ring(link);
-    return true;
+    return all;
 }
 
 /* Large parts are received where they belong, all others through the buffer. */
@@ -608,12 +612,10 @@ bool td__link_read(struct td__rpc_link *link)
     return read > 0;
 }
 
-bool td__link_drain(struct td__rpc_link *link)
+/* Bytes that come later are another event, and so is the end of the socket. */
+void td__link_drain(struct td__rpc_link *link)
 {
     char bytes[256];
-    ssize_t got;
-    do
-        got = recv(link->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    while (got > 0);
-    return got < 0 && (errno == EAGAIN || errno == EINTR);
+    while (recv(link->fd, bytes, sizeof bytes, MSG_DONTWAIT) == sizeof bytes)
+        continue;
 }

@@ -12,43 +12,54 @@
 
 /* ---- Headers --------------------------------------------------------------------------------- */
 
-void td__message_header_write(const struct td__message_header *header,
-                              uint8_t bytes[TD__HEADER_SIZE])
+static bool is_short(const struct td__message_header *header)
 {
-    td__store_u32(bytes, (uint32_t)header->kind | (uint32_t)header->copy << 8 |
-                             (uint32_t)header->depth << 16);
-    td__store_u32(bytes + 4, header->tensors);
-    td__store_u32(bytes + 8, header->records);
-    td__store_u32(bytes + 12, header->body);
-    td__store_u64(bytes + 16, header->id);
-    td__store_u32(bytes + 24, header->timeout_ms);
-    td__store_u32(bytes + 28, header->rrefs);
-    td__store_u64(bytes + 32, header->context);
-    td__store_u64(bytes + 40, header->elements);
-    td__store_u64(bytes + 48, header->message);
+    return !(header->tensors | header->records | header->rrefs | header->context |
+             header->elements | header->message);
 }
 
-bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
-                             struct td__message_header *header)
+size_t td__message_header_write(const struct td__message_header *header, uint8_t *end)
+{
+    bool brief = is_short(header);
+    uint8_t *bytes = end - (brief ? TD__SHORT_HEADER_SIZE : TD__HEADER_SIZE);
+    td__store_u32(bytes, (uint32_t)header->kind | (brief ? 0 : TD__LONG_HEADER) |
+                             (uint32_t)header->copy << 8 | (uint32_t)header->depth << 16);
+    td__store_u32(bytes + 4, header->body);
+    td__store_u64(bytes + 8, header->id);
+    td__store_u32(bytes + 16, header->timeout_ms);
+    if (!brief) {
+        td__store_u32(bytes + 20, header->tensors);
+        td__store_u32(bytes + 24, header->records);
+        td__store_u32(bytes + 28, header->rrefs);
+        td__store_u64(bytes + 32, header->context);
+        td__store_u64(bytes + 40, header->elements);
+        td__store_u64(bytes + 48, header->message);
+    }
+    return (size_t)(end - bytes);
+}
+
+bool td__message_header_read(const uint8_t *bytes, struct td__message_header *header)
 {
     uint32_t first = td__load_u32(bytes);
     *header = (struct td__message_header){
-        .kind = (uint8_t)first,
+        .kind = (uint8_t)first & ~TD__LONG_HEADER,
         .copy = (uint8_t)(first >> 8),
         .depth = (uint16_t)(first >> 16),
-        .tensors = td__load_u32(bytes + 4),
-        .records = td__load_u32(bytes + 8),
-        .body = td__load_u32(bytes + 12),
-        .id = td__load_u64(bytes + 16),
-        .timeout_ms = td__load_u32(bytes + 24),
-        .rrefs = td__load_u32(bytes + 28),
-        .context = td__load_u64(bytes + 32),
-        .elements = td__load_u64(bytes + 40),
-        .message = td__load_u64(bytes + 48),
+        .body = td__load_u32(bytes + 4),
+        .id = td__load_u64(bytes + 8),
+        .timeout_ms = td__load_u32(bytes + 16),
     };
-    return header->kind >= TD__MESSAGE_REQUEST && header->kind < TD__MESSAGE_KINDS &&
-           header->copy <= 1 && header->tensors <= TD__MAX_TENSORS &&
-           header->rrefs <= TD__MAX_RREFS &&
+    if (first & TD__LONG_HEADER) {
+        header->tensors = td__load_u32(bytes + 20);
+        header->records = td__load_u32(bytes + 24);
+        header->rrefs = td__load_u32(bytes + 28);
+        header->context = td__load_u64(bytes + 32);
+        header->elements = td__load_u64(bytes + 40);
+        header->message = td__load_u64(bytes + 48);
+    }
+    return !(first & TD__LONG_HEADER) == is_short(header) && header->kind >= TD__MESSAGE_REQUEST &&
+           header->kind < TD__MESSAGE_KINDS && header->copy <= 1 &&
+           header->tensors <= TD__MAX_TENSORS && header->rrefs <= TD__MAX_RREFS &&
            header->records >= header->rrefs * TD__RREF_RECORD_SIZE &&
            header->records - header->rrefs * TD__RREF_RECORD_SIZE <=
                header->tensors * TD__RECORD_MAX &&
@@ -302,14 +313,15 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
     for (uint32_t i = 0; i < message->count; i++)
         if (message->tensors[i].tensor)
             header->elements += layout_bytes(&message->tensors[i].tensor->layout);
-    td__message_header_write(header, message->bytes.data);
-    message->size = message->bytes.size + header->elements;
+    message->skip = TD__HEADER_SIZE -
+                    td__message_header_write(header, message->bytes.data + TD__HEADER_SIZE);
+    message->size = message->bytes.size - message->skip + header->elements;
     return TD_OK;
 }
 
 const void *td__message_next(const struct td__message *message, size_t *size)
 {
-    size_t at = message->written;
+    size_t at = message->written + message->skip;
     if (at < message->bytes.size) {
         *size = message->bytes.size - at;
         return message->bytes.data + at;

@@ -1,6 +1,7 @@
 /* Messages between workers.
  *
- *     header            TD__HEADER_SIZE bytes
+ *     header            TD__HEADER_SIZE bytes; or the first TD__SHORT_HEADER_SIZE, if all fields after these are 0, so that
+ *                       a small message fits into a cache line
  *     tensor records    what each tensor is, and where its elements are
  *     rref records      what each reference refers to
  *     body              of a request: the function and the args, each with its size before it, and the kwargs; of a reply:
@@ -20,6 +21,7 @@
 
 enum {
     TD__HEADER_SIZE = 56,
+    TD__SHORT_HEADER_SIZE = 20,
     TD__SMALL_MESSAGE = 256,
     TD__LEND_FROM = 4096,
     TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24,
@@ -36,29 +38,36 @@ enum td__message_kind {
     TD__MESSAGE_LEAVE,  /* the sender shuts down: nothing comes after this */
     TD__MESSAGE_ACK,    /* the sender has received the first `id` bytes of the link */
     TD__MESSAGE_KINDS,
+    TD__LONG_HEADER = 0x80, /* in the first byte of one that is not short */
 };
 
 struct td__message_header {
     uint8_t kind;
     uint8_t copy;        /* tensors by value: the receiver copies those that are lent */
     uint16_t depth;      /* request: how deep calls are nested */
-    uint32_t tensors;    /* records */
-    uint32_t records;    /* bytes of these records, and of those of references */
     uint32_t body;       /* bytes */
     uint64_t id;         /* of the request */
     uint32_t timeout_ms; /* request: how long the caller waits */
-    uint32_t rrefs;      /* references */
-    uint64_t context;    /* request and reply: of distributed autograd; 0: none */
-    uint64_t message;    /* with a context: under which id its tensors are recorded; 0: none are */
-    uint64_t elements;   /* bytes of the inline tensors */
+    /* Not in a short one: */
+    uint32_t tensors;  /* records */
+    uint32_t records;  /* bytes of these records, and of those of references */
+    uint32_t rrefs;    /* references */
+    uint64_t context;  /* request and reply: of distributed autograd; 0: none */
+    uint64_t message;  /* with a context: under which id its tensors are recorded; 0: none are */
+    uint64_t elements; /* bytes of the inline tensors */
 };
 
-void td__message_header_write(const struct td__message_header *header,
-                              uint8_t bytes[TD__HEADER_SIZE]);
+/** Writes it so that it ends at `end`, and returns its size. */
+size_t td__message_header_write(const struct td__message_header *header, uint8_t *end);
+
+/** The size of a header that begins with `first`. */
+static inline size_t td__message_header_size(uint8_t first)
+{
+    return first & TD__LONG_HEADER ? TD__HEADER_SIZE : TD__SHORT_HEADER_SIZE;
+}
 
 /** False if it is not valid. */
-bool td__message_header_read(const uint8_t bytes[TD__HEADER_SIZE],
-                             struct td__message_header *header);
+bool td__message_header_read(const uint8_t *bytes, struct td__message_header *header);
 
 /* ---- Outgoing -------------------------------------------------------------------------------- */
 
@@ -97,6 +106,7 @@ struct td__message {
     int recorded_count;
     struct td__rref_record *rrefs;
     uint32_t rref_count, rref_capacity;
+    size_t skip;                      /* bytes of `bytes` before the header */
     uint64_t start;                   /* bytes of the link before it */
     size_t written;                   /* bytes that are in the link, of all */
     size_t size;                      /* of all */
@@ -112,6 +122,12 @@ td_status td__message_put(struct td__message *message, const td_value *value);
 /** Adds the header. TD_ERR_INVALID if the message is larger than `max` bytes without its tensors. */
 td_status td__message_seal(struct td__message *message, struct td__message_header *header,
                            size_t max);
+
+/** The header of one that is sealed. */
+static inline const uint8_t *td__message_head(const struct td__message *message)
+{
+    return message->bytes.data + message->skip;
+}
 
 /** Frees it; one that was not sent takes its leases and references back. */
 void td__message_free(struct td__message *message);

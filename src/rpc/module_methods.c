@@ -126,18 +126,17 @@ td_value *td__module_method(td_rpc_call *call, td_module *module, const char *me
                             td_value *args, td_value *kwargs)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    td_value **bound;
-    int count;
+    struct td__bound bound;
     (void)call;
     pthread_once(&once, parse_all);
     for (int i = 0; i < METHODS; i++) {
         struct td__signature *signature = methods[i].signature;
         if (!signature || strcmp(td__signature_name(signature), method) != 0)
             continue;
-        if (td__signature_bind(signature, args, kwargs, &bound, &count))
+        if (td__signature_bind(signature, args, kwargs, &bound))
             return NULL;
-        td_value *result = methods[i].fn(module, bound, count);
-        td__bound_free(bound, count);
+        td_value *result = methods[i].fn(module, bound.values, bound.count);
+        td__bound_free(&bound);
         return result;
     }
     td_fail(TD_ERR_INVALID, "a module has no method \"%.100s\"", method);

@@ -73,9 +73,9 @@ static void loop_back(struct td__rpc_agent *agent, struct td__message *message)
 {
     struct td__message_header header;
     struct td__incoming *incoming = NULL;
-    td__message_header_read(message->bytes.data, &header);
+    td__message_header_read(td__message_head(message), &header);
     incoming = td__incoming_create(agent, agent->rank, &header, agent->max_message);
-    message->written = TD__HEADER_SIZE;
+    message->written = TD__HEADER_SIZE - message->skip;
     while (incoming) {
         size_t want, have;
         void *to = td__incoming_next(incoming, &want);
@@ -99,7 +99,7 @@ void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__mes
                            td_status status, const char *text)
 {
     struct td__message_header header;
-    td__message_header_read(message->bytes.data, &header);
+    td__message_header_read(td__message_head(message), &header);
     td__message_free(message);
     if (header.kind == TD__MESSAGE_REQUEST)
         td__call_fail(agent, rank, header.id, status, text);

@@ -103,8 +103,8 @@ static inline bool td__link_has_room(const struct td__rpc_link *link)
  *  that leads. */
 bool td__link_read(struct td__rpc_link *link);
 
-/** Removes the bytes that woke the agent. False if the other worker has closed the link. */
-bool td__link_drain(struct td__rpc_link *link);
+/** Removes the bytes that woke the agent. */
+void td__link_drain(struct td__rpc_link *link);
 
 /* A handshake begins with HELLO: what it is for, the number of the link, and the bytes that were received before. */
 enum { TD__LINK_HELLO = 0x63707274, TD__LINK_HELLO_SIZE = 24 };
@@ -246,6 +246,7 @@ struct td__rpc_agent {
     struct td__rpc_link **by_id; /* under `lock` */
     uint64_t id_count, id_capacity;
     int near; /* workers of this host; under `lock` */
+    bool pinned; /* this process has one processor: `control` tells which workers share it, their number does not */
     atomic_bool oversubscribed;
     bool ordered;       /* other workers' barriers order what this process writes */
     atomic_bool missed; /* a thread that was woken could not take the lead */
@@ -259,6 +260,8 @@ struct td__rpc_agent {
     pthread_mutex_t run_lock;
     struct td_rpc_call *queue, **queue_last;
     struct td_rpc_call *active;
+    struct td_rpc_call *spare; /* memory for the next ones */
+    int spare_count;
     atomic_int queued;
     int running, waiting, thread_count; /* threads that run functions, that wait in one, and all */
     atomic_int sleeping;
@@ -486,11 +489,10 @@ typedef bool (*td__serve_delay_fn)(struct td__rpc_agent *agent, struct td__incom
 extern _Atomic(td__serve_delay_fn) td__serve_delay;
 void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming);
 
-/** Runs a call of the queue at the time `now`. True if it has ended: the caller removes it, with run_lock held, and
- *  frees it. False: it answers later. */
+/** Runs a call of the queue at the time `now`. True if it has ended: the caller passes it to td__serve_keep(), with
+ *  run_lock held, and frees it if that returns false; the reference to its function is released. False: it answers later. */
 bool td__serve_run(struct td_rpc_call *call, int64_t now);
-void td__serve_remove(struct td_rpc_call *call);
-void td__serve_free(struct td_rpc_call *call);
+bool td__serve_keep(struct td_rpc_call *call);
 
 /** Frees one without an answer. */
 void td__serve_drop(struct td_rpc_call *call);

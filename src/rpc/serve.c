@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { SPARE_CALLS = 128 };
+
 _Thread_local struct td_rpc_call *td__current_call;
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
@@ -38,7 +40,7 @@ bool td_rpc_call_is_cancelled(const td_rpc_call *call)
     return expired;
 }
 
-void td__serve_remove(struct td_rpc_call *call)
+static void unlink_call(struct td_rpc_call *call)
 {
     if (call->later)
         call->later->earlier = call->earlier;
@@ -48,20 +50,27 @@ void td__serve_remove(struct td_rpc_call *call)
         call->agent->active = call->later;
 }
 
-void td__serve_free(struct td_rpc_call *call)
+bool td__serve_keep(struct td_rpc_call *call)
 {
-    td__function_release(call->entry);
-    td_future_release(call->later_result);
-    free(call);
+    struct td__rpc_agent *agent = call->agent;
+    unlink_call(call);
+    if (agent->spare_count == SPARE_CALLS)
+        return false;
+    call->next = agent->spare;
+    agent->spare = call;
+    agent->spare_count++;
+    return true;
 }
 
 static void remove_and_free(struct td_rpc_call *call)
 {
     struct td__rpc_agent *agent = call->agent;
     pthread_mutex_lock(&agent->run_lock);
-    td__serve_remove(call);
+    unlink_call(call);
     pthread_mutex_unlock(&agent->run_lock);
-    td__serve_free(call);
+    td__function_release(call->entry);
+    td_future_release(call->later_result);
+    free(call);
 }
 
 _Atomic(td__serve_delay_fn) td__serve_delay;
@@ -79,23 +88,27 @@ void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
 
 void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
 {
-    struct td_rpc_call *call = calloc(1, sizeof *call);
-    if (!call) {
+    const struct td__message_header *header = &incoming->header;
+    pthread_mutex_lock(&agent->run_lock);
+    struct td_rpc_call *call = agent->spare;
+    if (call) {
+        agent->spare = call->next;
+        agent->spare_count--;
+    } else if (!(call = malloc(sizeof *call))) {
+        pthread_mutex_unlock(&agent->run_lock);
         td__incoming_free(incoming); /* the caller's timeout ends its call */
         return;
     }
-    const struct td__message_header *header = &incoming->header;
-    call->agent = agent;
-    call->incoming = incoming;
-    call->from = incoming->from;
-    call->link = incoming->link;
-    call->id = header->id;
-    call->context = header->context;
-    call->depth = header->depth;
-    call->copy = header->copy;
-    call->deadline = incoming->deadline;
+    *call = (struct td_rpc_call){.agent = agent,
+                                 .incoming = incoming,
+                                 .from = incoming->from,
+                                 .link = incoming->link,
+                                 .id = header->id,
+                                 .context = header->context,
+                                 .depth = header->depth,
+                                 .copy = header->copy,
+                                 .deadline = incoming->deadline};
     atomic_fetch_add(&agent->activity, 1);
-    pthread_mutex_lock(&agent->run_lock);
     call->later = agent->active;
     if (agent->active)
         agent->active->earlier = call;
@@ -227,22 +240,21 @@ static td_status check_call(const struct td_rpc_call *call)
 static td_value *call_function(struct td_rpc_call *call, struct td__function_entry *entry,
                                void *self, td_value *args, td_value *kwargs)
 {
-    td_value **bound;
-    int count;
-    if (td__signature_bind(entry->signature, args, kwargs, &bound, &count))
+    struct td__bound bound;
+    if (td__signature_bind(entry->signature, args, kwargs, &bound))
         return NULL;
     struct td__function_entry *outer = call->entry;
     void *outer_self = call->self;
     uint64_t failures = td__error_count();
     call->entry = entry;
     call->self = self;
-    td_value *result = td__function_call(entry, call, bound, count);
+    td_value *result = td__function_call(entry, call, bound.values, bound.count);
     call->entry = outer;
     call->self = outer_self;
     if (!result && td__error_count() == failures)
         td_fail(TD_ERR_INVALID, "%s() returned NULL without an error",
                 td__signature_name(entry->signature));
-    td__bound_free(bound, count);
+    td__bound_free(&bound);
     return result;
 }
 

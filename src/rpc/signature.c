@@ -348,29 +348,27 @@ static td_status bind(const struct td__signature *signature, const td_value *arg
 }
 
 td_status td__signature_bind(const struct td__signature *signature, const td_value *args,
-                             const td_value *kwargs, td_value ***bound_out, int *count_out)
+                             const td_value *kwargs, struct td__bound *bound)
 {
     int64_t given = args ? args->count : 0;
     int fixed = signature->count - signature->rest;
     if ((given > fixed && !signature->rest) || given > INT32_MAX)
         return wrong_count(signature, given);
     int count = given > fixed ? (int)given : fixed;
-    td_value **bound = calloc((size_t)count + 1, sizeof *bound);
-    if (!bound)
+    bool few = (size_t)count <= sizeof bound->few / sizeof *bound->few;
+    *bound = (struct td__bound){.values = bound->few, .count = count};
+    if (!few && !(bound->values = calloc((size_t)count, sizeof *bound->values)))
         return td__fail_nomem("rpc");
-    td_status status = bind(signature, args, kwargs, bound, count);
-    if (status) {
-        td__bound_free(bound, count);
-        return status;
-    }
-    *bound_out = bound;
-    *count_out = count;
-    return TD_OK;
+    td_status status = bind(signature, args, kwargs, bound->values, count);
+    if (status)
+        td__bound_free(bound);
+    return status;
 }
 
-void td__bound_free(td_value **bound, int count)
+void td__bound_free(struct td__bound *bound)
 {
-    for (int i = 0; i < count; i++)
-        td_value_release(bound[i]);
-    free(bound);
+    for (int i = 0; i < bound->count; i++)
+        td_value_release(bound->values[i]);
+    if (bound->values != bound->few)
+        free(bound->values);
 }

@@ -91,7 +91,7 @@ td_status td__worker_introduce(struct td__rpc_agent *agent, int rank, const td_b
         worker->by_name.key_size = name.size;
         atomic_store_explicit(&worker->resolved, true, memory_order_release);
         agent->near += rank == agent->rank || td__worker_is_near(agent, rank);
-        atomic_store(&agent->oversubscribed, td__crowd(agent->near) > 0);
+        atomic_store(&agent->oversubscribed, !agent->pinned && td__crowd(agent->near) > 0);
         status = add_name(agent, worker);
     }
     pthread_mutex_unlock(&agent->lock);

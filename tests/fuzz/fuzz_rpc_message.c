@@ -60,18 +60,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static struct td__rpc_agent agent; /* of rank 0, alone: nobody lends it memory */
     struct td__message_header header;
     uint8_t written[TD__HEADER_SIZE];
-    if (size < 1 + TD__HEADER_SIZE)
+    size_t head = size > 1 ? td__message_header_size(data[1]) : SIZE_MAX - 1;
+    if (size < 1 + head)
         return 0;
     if (!td__message_header_read(data + 1, &header))
         return 0;
-    td__message_header_write(&header, written);
-    check(!memcmp(written, data + 1, sizeof written));
+    check(td__message_header_write(&header, written + sizeof written) == head);
+    check(!memcmp(written + sizeof written - head, data + 1, head));
     if (header.elements > MAX_ELEMENTS)
         return 0;
     struct td__incoming *incoming = td__incoming_create(&agent, 0, &header, MAX_MESSAGE);
     check(incoming);
-    size_t rest = size - 1 - TD__HEADER_SIZE;
-    bool complete = feed(incoming, data + 1 + TD__HEADER_SIZE, rest, data[0]);
+    size_t rest = size - 1 - head;
+    bool complete = feed(incoming, data + 1 + head, rest, data[0]);
     check(complete == (rest >= expected_size(&header)));
     if (complete && !incoming->status)
         read_body(incoming);

@@ -47,18 +47,17 @@ static td_value *argument(const td_value *call, int64_t number, td_value_kind ki
 static void bind(const struct td__signature *signature, const td_value *call)
 {
     td_value *args = argument(call, 0, TD_VALUE_LIST), *kwargs = argument(call, 1, TD_VALUE_MAP);
-    td_value **bound;
-    int count;
-    if (td__signature_bind(signature, args, kwargs, &bound, &count)) {
+    struct td__bound bound;
+    if (td__signature_bind(signature, args, kwargs, &bound)) {
         check(td_last_status() == TD_ERR_INVALID &&
               !strncmp(td_last_error(), td__signature_name(signature),
                        strnlen(td__signature_name(signature), 100)));
         return;
     }
-    check(count >= td_value_count(args));
-    for (int i = 0; i < count; i++)
-        check(bound[i]);
-    td__bound_free(bound, count);
+    check(bound.count >= td_value_count(args));
+    for (int i = 0; i < bound.count; i++)
+        check(bound.values[i]);
+    td__bound_free(&bound);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
