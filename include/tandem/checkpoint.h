@@ -22,6 +22,7 @@
 #ifndef TANDEM_CHECKPOINT_H
 #define TANDEM_CHECKPOINT_H
 
+#include <tandem/amp.h>
 #include <tandem/data.h>
 #include <tandem/dist.h>
 #include <tandem/optim.h>
@@ -83,6 +84,7 @@ typedef struct td_training {
     td_optimizer *optimizer;
     td_schedule *schedule;
     td_sampler *sampler; /* of the loader */
+    td_grad_scaler *scaler;
     int64_t epoch, step; /* the program's own counts; loading sets them */
     bool any_size; /* loading: accept a checkpoint of another number of ranks. Generators are then
                       not restored, and the epoch starts over */

@@ -3,6 +3,7 @@
  * the gradients of leaves that the segment uses without naming them as inputs (its parameters). The
  * node must run even if no input requires grad, so it has one input more: an empty dummy leaf that
  * does. */
+#include "autograd/autocast.h"
 #include "autograd/engine.h"
 #include "autograd/op.h"
 #include "base/fail.h"
@@ -24,6 +25,7 @@ struct checkpoint {
     int count;
     struct input *inputs;
     char *random; /* the state of the default generator before the first run */
+    struct td__autocast_state autocast; /* that of the first run */
 };
 
 static void free_checkpoint(void *data)
@@ -56,8 +58,8 @@ static td_status make_leaves(const struct checkpoint *checkpoint, td_tensor **le
     return TD_OK;
 }
 
-/* Runs the segment with the random numbers of its first run, and restores the generator's state
- * afterwards. */
+/* Runs the segment with the random numbers and the autocast of its first run, and restores the generator's
+ * state and autocast afterwards. */
 static td_tensor *run_again(const struct checkpoint *checkpoint, td_tensor **leaves)
 {
     td_generator *generator = td_default_generator();
@@ -65,7 +67,9 @@ static td_tensor *run_again(const struct checkpoint *checkpoint, td_tensor **lea
     td_generator_get_state(generator, now);
     td_generator_set_state(generator, checkpoint->random, TD_GENERATOR_STATE_SIZE);
     bool grad_mode = td_set_grad_enabled(true);
+    struct td__autocast_state before = td__autocast_switch(&checkpoint->autocast);
     td_tensor *result = checkpoint->segment(leaves, checkpoint->count, checkpoint->arg);
+    td__autocast_resume(&before);
     td_set_grad_enabled(grad_mode);
     td_generator_set_state(generator, now, sizeof now);
     return result;
@@ -188,7 +192,8 @@ td_tensor *td_checkpoint(td_segment segment, void *arg, td_tensor *const *inputs
     }
     if (!td_grad_enabled())
         return segment(inputs, count, arg);
-    struct checkpoint checkpoint = {.segment = segment, .arg = arg, .count = count};
+    struct checkpoint checkpoint = {
+        .segment = segment, .arg = arg, .count = count, .autocast = td__autocast_current()};
     td_tensor *result = NULL;
     if (!remember(&checkpoint, inputs)) {
         {

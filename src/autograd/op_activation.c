@@ -2,6 +2,7 @@
  *
  * Each saves its input or its output, whichever its gradient is computed from, and reuses the
  * memory of the output's gradient if that is not shared. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -142,10 +143,12 @@ static td_tensor *softmax(const td_function *function, td_tensor *x, int dim)
 
 td_tensor *td_f_softmax(td_tensor *x, int dim)
 {
+    TD__AUTOCAST(TD__CAST_SOFTMAX, &x);
     return softmax(&softmax_function, x, dim);
 }
 
 td_tensor *td_f_log_softmax(td_tensor *x, int dim)
 {
+    TD__AUTOCAST(TD__CAST_LOG_SOFTMAX, &x);
     return softmax(&log_softmax_function, x, dim);
 }

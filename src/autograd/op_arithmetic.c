@@ -1,6 +1,7 @@
 /* Arithmetic with two tensors, or a tensor and a number. Gradients have the shape of the result:
  * the engine sums it over broadcast dimensions. An operand is saved only if the gradient of the
  * other one needs it. */
+#include "autograd/autocast.h"
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -10,6 +11,7 @@
 static td_tensor *binary(const td_function *function, td_binary op, td_tensor *a,
                          td_tensor *b, bool saves)
 {
+    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
     td_node_spec spec = {.inputs = {a, b}, .input_count = 2};
     if (saves) {
         spec.saved[0] = td_tensor_requires_grad(b) ? a : NULL;
@@ -59,6 +61,7 @@ static td_status add_scaled_backward(td_node *node, td_tensor *const *grad_y, td
 
 td_tensor *td_add_scaled(td_tensor *a, td_tensor *b, double alpha)
 {
+    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
     static const td_function function = {.name = "td_add_scaled", .backward = add_scaled_backward};
     struct td__pair pair;
     if (!a || !b)
@@ -111,6 +114,7 @@ static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_div(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
     static const td_function function = {.name = "td_div", .backward = div_backward};
     return td__result(&function, td__apply_binary(function.name, TD_BINARY_DIV, a, b),
                       &(td_node_spec){.inputs = {a, b},
@@ -148,6 +152,7 @@ static td_status pow_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_pow(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_POW, &a, &b);
     static const td_function function = {.name = "td_pow", .backward = pow_backward};
     td_tensor *y = td__apply_binary(function.name, TD_BINARY_POW, a, b);
     return td__result(&function, y,
@@ -175,6 +180,7 @@ static td_status choose_backward(td_node *node, td_tensor *const *grad_y, td_ten
 static td_tensor *choose(const td_function *function, td_binary op, td_tensor *a,
                          td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
     return td__result(
         function, td__apply_binary(function->name, op, a, b),
         &(td_node_spec){.inputs = {a, b}, .input_count = 2, .saved = {a, b}, .saved_count = 2});
@@ -284,6 +290,7 @@ static td_status rdiv_scalar_backward(td_node *node, td_tensor *const *grad_y, t
 
 td_tensor *td_rdiv_scalar(td_tensor *a, double b)
 {
+    TD__AUTOCAST(TD__CAST_RDIV_SCALAR, &a);
     static const td_function function = {.name = "td_rdiv_scalar",
                                          .backward = rdiv_scalar_backward};
     return with_scalar(&function, TD_BINARY_DIV, a, b, true, true);
@@ -307,6 +314,7 @@ static td_status pow_scalar_backward(td_node *node, td_tensor *const *grad_y, td
 
 td_tensor *td_pow_scalar(td_tensor *a, double b)
 {
+    TD__AUTOCAST(TD__CAST_POW_SCALAR, &a);
     static const td_function function = {.name = "td_pow_scalar", .backward = pow_scalar_backward};
     if (a && b <= -1 && is_integer(a->layout.dtype)) {
         td_fail(TD_ERR_INVALID,

@@ -10,6 +10,7 @@
  *
  * With dropout, and with a mask that requires grad, it is composed of matmul, softmax and dropout,
  * and the weights [..., L, S] are stored. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -357,8 +358,6 @@ static td_tensor *composed(const struct attention *attention, td_tensor *q, td_t
 static td_tensor *attention_of(td_tensor *q, td_tensor *k, td_tensor *v,
                                const td_attention_options *options)
 {
-    static const td_attention_options defaults;
-    options = options ? options : &defaults;
     struct attention attention = {.causal = options->causal, .scale = options->scale};
     if (check(&attention, q, k, v) || set_mask(&attention, options->mask, q))
         return NULL;
@@ -381,12 +380,14 @@ td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td_tensor
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
+    td_attention_options given = options ? *options : (td_attention_options){0};
+    TD__AUTOCAST(TD__CAST_ATTENTION, &q, &k, &v, &given.mask);
     td_tensor *y = NULL;
     if (!q || !k || !v)
         return td__null(__func__);
     {
         TD_SCOPE;
-        y = td_scope_return(attention_of(q, k, v, options));
+        y = td_scope_return(attention_of(q, k, v, &given));
     }
     return y;
 }

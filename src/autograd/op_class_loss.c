@@ -7,6 +7,7 @@
  *
  * Label smoothing by e is (1 - e) nll + e / C times the sum over all classes; it is composed of
  * other operators. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -271,12 +272,14 @@ td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_optio
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
+    td_loss_options given = options ? *options : (td_loss_options){0};
+    TD__AUTOCAST(TD__CAST_NLL_LOSS, &x, &given.weight);
     td_tensor *y = NULL;
     if (!x || !target)
         return td__null(__func__);
     {
         TD_SCOPE;
-        y = td_scope_return(nll_loss(x, target, options));
+        y = td_scope_return(nll_loss(x, target, &given));
     }
     return y;
 }
@@ -290,12 +293,14 @@ td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target, const td_loss_
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
+    td_loss_options given = options ? *options : (td_loss_options){0};
+    TD__AUTOCAST(TD__CAST_CROSS_ENTROPY, &x, &given.weight);
     td_tensor *y = NULL;
     if (!x || !target)
         return td__null(__func__);
     {
         TD_SCOPE;
-        y = td_scope_return(cross_entropy(x, target, options));
+        y = td_scope_return(cross_entropy(x, target, &given));
     }
     return y;
 }

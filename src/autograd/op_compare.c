@@ -1,4 +1,5 @@
 /* Comparisons, which are not recorded, and td_where() and its kin. */
+#include "autograd/autocast.h"
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -8,31 +9,37 @@
 
 td_tensor *td_eq(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
     return td__adopt(td__apply_binary("td_eq", TD_BINARY_EQ, a, b));
 }
 
 td_tensor *td_ne(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
     return td__adopt(td__apply_binary("td_ne", TD_BINARY_NE, a, b));
 }
 
 td_tensor *td_lt(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
     return td__adopt(td__apply_binary("td_lt", TD_BINARY_LT, a, b));
 }
 
 td_tensor *td_le(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
     return td__adopt(td__apply_binary("td_le", TD_BINARY_LE, a, b));
 }
 
 td_tensor *td_gt(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
     return td__adopt(td__apply_binary("td_gt", TD_BINARY_GT, a, b));
 }
 
 td_tensor *td_ge(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
     return td__adopt(td__apply_binary("td_ge", TD_BINARY_GE, a, b));
 }
 
@@ -195,6 +202,7 @@ static td_status where_backward(td_node *node, td_tensor *const *grad_y, td_tens
 
 td_tensor *td_where(td_tensor *condition, td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_WHERE, &a, &b);
     static const td_function function = {.name = "td_where", .backward = where_backward};
     return td__result(
         &function, td__apply_where(function.name, condition, a, b),

@@ -2,6 +2,7 @@
  *
  * Backward has a kernel for the gradient of x, and one for those of w and b together, which writes
  * into the leaves' gradients. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -155,6 +156,7 @@ static td_tensor *conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
 td_tensor *td_f_conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
                        const td_conv2d_options *options)
 {
+    TD__AUTOCAST(TD__CAST_CONV2D, &x, &weight, &bias);
     if (options && td__check_reserved(__func__, options->reserved))
         return NULL;
     td_tensor *y = NULL;

@@ -6,6 +6,7 @@
  * The change increments the version of the storage, by which the backward of other nodes notices
  * that a tensor they saved is stale. An operator copies the old elements if its own backward needs
  * them; td_f_relu_() needs the new ones, as in PyTorch. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -115,6 +116,7 @@ static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 static td_status add(const td_function *function, td_binary op, td_tensor *x, td_tensor *b)
 {
+    TD__AUTOCAST_IN_PLACE(x, &b);
     struct operand operand = {0};
     double alpha = op == TD_BINARY_ADD ? 1 : -1;
     TD_TRY(prepare(function->name, x, b, &operand));
@@ -138,6 +140,7 @@ td_status td_sub_(td_tensor *x, td_tensor *b)
 
 td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
 {
+    TD__AUTOCAST_IN_PLACE(x, &b);
     static const td_function function = {.name = "td_add_scaled_", .backward = add_backward};
     struct operand operand = {0};
     TD_TRY(prepare(function.name, x, b, &operand));
@@ -157,6 +160,7 @@ td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
 static td_status change_and_save(const td_function *function, td_binary op, td_tensor *x,
                                  td_tensor *b)
 {
+    TD__AUTOCAST_IN_PLACE(x, &b);
     struct operand operand = {0};
     TD_TRY(prepare(function->name, x, b, &operand));
     td_tensor *before = NULL;

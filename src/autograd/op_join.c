@@ -1,4 +1,5 @@
 /* cat, stack and split. The gradients of cat's inputs are views of the result's gradient. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -130,6 +131,7 @@ static td_tensor *join(const td_function *function, td_tensor *const *tensors, i
 
 td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
 {
+    TD__AUTOCAST_LIST(TD__CAST_JOIN, &tensors, count);
     const char *call = cat_function.name;
     int64_t shape[TD_MAX_DIMS];
     if (check_list(call, tensors, count))
@@ -155,6 +157,7 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
 
 td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
 {
+    TD__AUTOCAST_LIST(TD__CAST_JOIN, &tensors, count);
     const char *call = stack_function.name;
     if (check_list(call, tensors, count) || check_shapes(call, tensors, count, 0, -1))
         return NULL;

@@ -4,6 +4,7 @@
  *     grad_x [N, I] = grad_y w        grad_w [O, I] = grad_y^T x        grad_b [O] = sum of its rows
  *
  * The gradients of w and b are written into the leaves'. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -101,6 +102,7 @@ static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
 
 td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
 {
+    TD__AUTOCAST(TD__CAST_LINEAR, &x, &weight, &bias);
     td_tensor *y = NULL;
     if (!x || !weight)
         return td__null(__func__);

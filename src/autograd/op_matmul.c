@@ -9,6 +9,7 @@
  * The gradient of a broadcast operand is a sum over the batch. If an operand has no batch
  * dimensions (weights), one product, or products that accumulate, form that sum; otherwise the
  * engine does. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -257,6 +258,7 @@ static td_tensor *product(const td_function *function, td_tensor *a, td_tensor *
 
 td_tensor *td_matmul(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_MATMUL, &a, &b);
     td_tensor *y = NULL;
     if (!a || !b)
         return td__null(__func__);
@@ -269,6 +271,7 @@ td_tensor *td_matmul(td_tensor *a, td_tensor *b)
 
 td_tensor *td_bmm(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST(TD__CAST_BMM, &a, &b);
     td_tensor *y = NULL;
     if (!a || !b)
         return td__null(__func__);

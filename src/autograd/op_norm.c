@@ -5,6 +5,7 @@
  *
  * x and the statistics are saved, y is not. The gradients of w and b are written into the
  * leaves'. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -205,14 +206,15 @@ td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *runni
                          td_tensor *weight, td_tensor *bias, bool training, double momentum,
                          double eps)
 {
-    td_tensor *y = NULL;
+    td_tensor *y = NULL, *running = running_mean;
+    TD__AUTOCAST(TD__CAST_BATCH_NORM, &x, &weight, &bias, &running);
     if (!x)
         return td__null(__func__);
     const struct batch_norm call = {x,    running_mean, running_var, weight,
                                     bias, training,     momentum,    eps};
     {
         TD_SCOPE;
-        y = td_scope_return(batch_norm(&call));
+        y = td_scope_return(TD__AUTOCAST_RESULT(batch_norm(&call)));
     }
     return y;
 }
@@ -278,12 +280,13 @@ static td_tensor *layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_te
 td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_tensor *weight,
                            td_tensor *bias, double eps)
 {
+    TD__AUTOCAST(TD__CAST_LAYER_NORM, &x, &weight, &bias);
     td_tensor *y = NULL;
     if (!x)
         return td__null(__func__);
     {
         TD_SCOPE;
-        y = td_scope_return(layer_norm(x, shape, ndim, weight, bias, eps));
+        y = td_scope_return(TD__AUTOCAST_RESULT(layer_norm(x, shape, ndim, weight, bias, eps)));
     }
     return y;
 }

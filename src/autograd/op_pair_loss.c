@@ -1,5 +1,6 @@
 /* Elementwise losses: mse, l1, and binary cross entropy of logits. The kernel reduces while it
  * computes; the losses of single elements are not stored. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -53,6 +54,12 @@ static const td_function functions[] = {
     [TD_PAIR_LOSS_BCE_LOGITS] = {.name = "td_bce_with_logits", .backward = pair_backward},
 };
 
+static const enum td__cast_op cast_ops[] = {
+    [TD_PAIR_LOSS_MSE] = TD__CAST_MSE_LOSS,
+    [TD_PAIR_LOSS_L1] = TD__CAST_L1_LOSS,
+    [TD_PAIR_LOSS_BCE_LOGITS] = TD__CAST_BCE_WITH_LOGITS,
+};
+
 static td_status check(const char *call, const td_tensor *x, const td_tensor *target,
                        const td_loss_options *options)
 {
@@ -104,6 +111,7 @@ static td_tensor *pair_loss(td_pair_loss loss, td_tensor *x, td_tensor *target,
 static td_tensor *in_scope(td_pair_loss loss, td_tensor *x, td_tensor *target,
                            const td_loss_options *options)
 {
+    TD__AUTOCAST(cast_ops[loss], &x, &target);
     td_tensor *y = NULL;
     if (!x || !target)
         return td__null(functions[loss].name);

@@ -1,6 +1,7 @@
 /* Sums, means, products, variances and norms. The dimensions to reduce are a mask, bit d for
  * dimension d. Kernels keep these with size 1, and a view drops them without keepdim. The gradient
  * of a sum is an expanded view of the result's. */
+#include "autograd/autocast.h"
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -107,6 +108,7 @@ static td_tensor *reduced(const td_function *function, td_reduce_kind kind, td_t
 
 td_tensor *td_sum(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_SUM, &x);
     static const td_function function = {.name = "td_sum", .backward = sum_backward};
     return x ? reduced(&function, TD_REDUCE_KIND_SUM, x, td__all_dims(x), false) : NULL;
 }
@@ -119,6 +121,7 @@ td_tensor *td_mean(td_tensor *x)
 
 td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim)
 {
+    TD__AUTOCAST(TD__CAST_SUM, &x);
     static const td_function function = {.name = "td_sum_dims", .backward = sum_backward};
     unsigned mask;
     if (!x)
@@ -164,6 +167,7 @@ static td_status prod_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 
 td_tensor *td_prod(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_PROD, &x);
     static const td_function function = {.name = "td_prod", .backward = prod_backward};
     if (!x)
         return td__null(__func__);
@@ -263,6 +267,7 @@ static td_status norm_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 
 td_tensor *td_norm(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_NORM, &x);
     static const td_function function = {.name = "td_norm", .backward = norm_backward};
     if (!x)
         return td__null(__func__);

@@ -1,5 +1,6 @@
 /* Elementwise functions. Each saves its input, its output or neither; the kernel unary_grad
  * computes the gradient. */
+#include "autograd/autocast.h"
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -50,6 +51,7 @@ td_tensor *td_abs(td_tensor *x)
 
 td_tensor *td_square(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_SQUARE, &x);
     static const struct unary square = {
         {.name = "td_square", .backward = unary_backward}, TD_UNARY_SQUARE, OPERAND};
     return apply(&square, x);
@@ -57,6 +59,7 @@ td_tensor *td_square(td_tensor *x)
 
 td_tensor *td_exp(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_EXP, &x);
     static const struct unary exp = {
         {.name = "td_exp", .backward = unary_backward}, TD_UNARY_EXP, RESULT};
     return apply(&exp, x);
@@ -64,6 +67,7 @@ td_tensor *td_exp(td_tensor *x)
 
 td_tensor *td_ln(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_LN, &x);
     static const struct unary ln = {
         {.name = "td_ln", .backward = unary_backward}, TD_UNARY_LOG, OPERAND};
     return apply(&ln, x);
@@ -71,6 +75,7 @@ td_tensor *td_ln(td_tensor *x)
 
 td_tensor *td_log1p(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_LOG1P, &x);
     static const struct unary log1p = {
         {.name = "td_log1p", .backward = unary_backward}, TD_UNARY_LOG1P, OPERAND};
     return apply(&log1p, x);
@@ -85,6 +90,7 @@ td_tensor *td_sqrt(td_tensor *x)
 
 td_tensor *td_rsqrt(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_RSQRT, &x);
     static const struct unary rsqrt = {
         {.name = "td_rsqrt", .backward = unary_backward}, TD_UNARY_RSQRT, RESULT};
     return apply(&rsqrt, x);
@@ -92,6 +98,7 @@ td_tensor *td_rsqrt(td_tensor *x)
 
 td_tensor *td_reciprocal(td_tensor *x)
 {
+    TD__AUTOCAST(TD__CAST_RECIPROCAL, &x);
     static const struct unary reciprocal = {
         {.name = "td_reciprocal", .backward = unary_backward}, TD_UNARY_RECIPROCAL, RESULT};
     return apply(&reciprocal, x);

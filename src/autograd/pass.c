@@ -1,6 +1,8 @@
 /* The life of a backward pass: opening it, its roots, the gradients that are fed, and its end; see
  * engine.h. */
 #include "autograd/pass.h"
+
+#include "autograd/autocast.h"
 #include "base/thread.h"
 
 #include <stdlib.h>
@@ -325,8 +327,10 @@ td_status td__pass_run(struct td__pass *pass, td__deadline deadline)
     pthread_mutex_unlock(&pass->lock);
     if (status)
         return status;
+    struct td__autocast_state before = td__autocast_switch(NULL); /* of the caller of backward */
     td__engine_run(pass, deadline);
     run_at_end(pass);
+    td__autocast_resume(&before);
     return failure_now(pass);
 }
 

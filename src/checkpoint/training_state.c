@@ -1,8 +1,8 @@
 /* The entries of a checkpoint:
  *
  *     training.epoch, training.step     the program's counts
- *     training.ranks, training.parts    how many ranks there were, and which of the next four there are
- *     model.…, optimizer.…, schedule.…  the states of these
+ *     training.ranks, training.parts    how many ranks there were, and which of its parts there are
+ *     model.…, optimizer.…, …           the states of these, of the schedule and of the scaler
  *     rank.0.random, rank.0.sampler     of each rank: its generator, and where its sampler was
  *
  * Parts are loaded one after another, each completely or not at all. If one fails, or another rank
@@ -16,13 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MODEL = 1, OPTIMIZER = 2, SCHEDULE = 4, SAMPLER = 8, RANDOM = 16 };
+enum { MODEL = 1, OPTIMIZER = 2, SCHEDULE = 4, SAMPLER = 8, SCALER = 16, RANDOM = 32 };
 enum { POSITION_SIZE = 4, LONGEST_MESSAGE = 1 << 16, NAME_SIZE = 64 };
 
 static int parts_of(const td_training *training)
 {
     return (training->model ? MODEL : 0) | (training->optimizer ? OPTIMIZER : 0) |
-           (training->schedule ? SCHEDULE : 0) | (training->sampler ? SAMPLER : 0);
+           (training->schedule ? SCHEDULE : 0) | (training->sampler ? SAMPLER : 0) |
+           (training->scaler ? SCALER : 0);
 }
 
 /* ---- Saving --------------------------------------------------------------------------------------- */
@@ -107,6 +108,8 @@ static td_status add_parts(const td_training *training, td_state *state)
         TD_TRY(add_part(state, "optimizer.", td_optimizer_state(training->optimizer)));
     if (training->schedule)
         TD_TRY(add_part(state, "schedule.", td_schedule_state(training->schedule)));
+    if (training->scaler)
+        TD_TRY(add_part(state, "scaler.", td_grad_scaler_state(training->scaler)));
     return TD_OK;
 }
 
@@ -138,7 +141,7 @@ td_status td__training_collect(const char *call, const td_training *training, co
 
 struct td__undo {
     int changed; /* which parts */
-    td_state *model, *optimizer, *schedule;
+    td_state *model, *optimizer, *schedule, *scaler;
     td_sampler_position position;
     unsigned char random[TD_GENERATOR_STATE_SIZE];
     int64_t epoch, step;
@@ -160,6 +163,8 @@ static td_status keep_all(const td_training *training, struct td__undo *undo)
         TD_TRY(keep(td_optimizer_state(training->optimizer), &undo->optimizer));
     if (training->schedule)
         TD_TRY(keep(td_schedule_state(training->schedule), &undo->schedule));
+    if (training->scaler)
+        TD_TRY(keep(td_grad_scaler_state(training->scaler), &undo->scaler));
     td_sampler_get_position(training->sampler, &undo->position);
     td_generator_get_state(NULL, undo->random);
     undo->epoch = training->epoch;
@@ -174,6 +179,7 @@ void td__undo_free(struct td__undo *undo)
     td_state_destroy(undo->model);
     td_state_destroy(undo->optimizer);
     td_state_destroy(undo->schedule);
+    td_state_destroy(undo->scaler);
     free(undo);
 }
 
@@ -200,6 +206,8 @@ void td__training_undo(td_training *training, struct td__undo *undo)
         restore_rates(training->optimizer, undo->optimizer);
     if (undo->changed & SAMPLER)
         td_sampler_set_position(training->sampler, &undo->position);
+    if (undo->changed & SCALER)
+        td_grad_scaler_load_state(training->scaler, undo->scaler);
     if (undo->changed & RANDOM)
         td_generator_set_state(NULL, undo->random, sizeof undo->random);
     training->epoch = undo->epoch;
@@ -244,6 +252,14 @@ static td_status apply_schedule(td_training *training, const td_state *state)
     return TD_OK;
 }
 
+static td_status apply_scaler(td_training *training, const td_state *state)
+{
+    td_state *part = td_state_part(state, "scaler.");
+    td_status status = part ? td_grad_scaler_load_state(training->scaler, part) : TD_ERR_NOMEM;
+    td_state_destroy(part);
+    return status;
+}
+
 /* The bytes of a tensor that must be of this dtype and length. */
 static td_status find_list(const td_state *state, const char *what, int rank, td_dtype dtype,
                            int64_t count, const void **data)
@@ -284,8 +300,8 @@ static td_status apply_random(const td_state *state, int rank)
 
 static td_status check_parts(const td_training *training, int64_t parts)
 {
-    static const char *const names[] = {"model", "optimizer", "schedule", "sampler"};
-    for (int i = 0; i < 4; i++)
+    static const char *const names[] = {"model", "optimizer", "schedule", "sampler", "scaler"};
+    for (int i = 0; i < 5; i++)
         if (parts_of(training) & 1 << i && !(parts & 1 << i))
             return td_fail(TD_ERR_INVALID, "the checkpoint was saved without its %s", names[i]);
     return TD_OK;
@@ -325,6 +341,9 @@ static td_status apply(td_training *training, const td_state *state,
     if (training->sampler)
         TD_TRY(apply_sampler(training, state, coordinator->rank, other_size));
     undo->changed |= training->sampler ? SAMPLER : 0;
+    if (training->scaler)
+        TD_TRY(apply_scaler(training, state));
+    undo->changed |= training->scaler ? SCALER : 0;
     if (!other_size)
         TD_TRY(apply_random(state, coordinator->rank));
     undo->changed |= other_size ? 0 : RANDOM;

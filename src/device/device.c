@@ -379,6 +379,11 @@ static td_status open_device(const char *call, td_device *device, struct td__dev
     device->kernels = &td__wrapped_kernels;
     device->slot = open_count++;
     device->fork_generation = td__fork_generation();
+    if (kind->ops.breaks_fork) {
+        char why[64];
+        snprintf(why, sizeof why, "the device %s is in use", device->name);
+        td__fork_breaks(why);
+    }
     atomic_store_explicit(&device->is_open, true, memory_order_release);
     return TD_OK;
 }

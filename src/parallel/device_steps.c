@@ -3,6 +3,7 @@
  * Scatter, copy and gather are recorded operators (td_narrow, td_tensor_to, td_cat), so backward
  * needs nothing here: it runs on the same workers, and accumulates the gradients of all replicas in
  * the module's parameters. */
+#include "autograd/autocast.h"
 #include "autograd/graph.h"
 #include "base/fail.h"
 #include "base/thread.h"
@@ -77,6 +78,7 @@ struct apply {
     pthread_cond_t changed;
     int unfinished;
     bool grad_mode;
+    struct td__autocast_state autocast;
 };
 
 static void run_share(void *arg)
@@ -84,6 +86,7 @@ static void run_share(void *arg)
     struct share *share = arg;
     struct apply *apply = share->apply;
     bool before = td_set_grad_enabled(apply->grad_mode);
+    struct td__autocast_state autocast = td__autocast_switch(&apply->autocast);
     {
         TD_SCOPE;
         share->status = td_forward_list(share->module, share->inputs, &share->results);
@@ -92,6 +95,7 @@ static void run_share(void *arg)
     }
     if (share->status)
         td__error_save(&share->error);
+    td__autocast_resume(&autocast);
     td_set_grad_enabled(before);
     pthread_mutex_lock(&apply->lock);
     if (--apply->unfinished == 0)
@@ -132,7 +136,9 @@ td_status td_parallel_apply(td_module *const *modules, const td_tensor_list *inp
     struct share *shares = calloc(count > 0 ? (size_t)count : 1, sizeof *shares);
     if (!shares)
         return td__fail_nomem("td_parallel_apply");
-    struct apply apply = {.unfinished = count > 0 ? count : 0, .grad_mode = td_grad_enabled()};
+    struct apply apply = {.unfinished = count > 0 ? count : 0,
+                          .grad_mode = td_grad_enabled(),
+                          .autocast = td__autocast_current()};
     pthread_mutex_init(&apply.lock, NULL);
     td__cond_init(&apply.changed);
     for (int i = 0; i < count; i++) {

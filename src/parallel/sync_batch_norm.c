@@ -8,6 +8,7 @@
  * Statistics are exchanged in f64, so that the result is as precise as that of one rank with the
  * whole batch. The gradients of weight and bias are local: DDP averages them. The rest is done by
  * the kernels of batch norm in evaluation, which take statistics. */
+#include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -213,13 +214,17 @@ static td_tensor *normalise(td_module *self, td_tensor *x)
 static td_tensor *sync_forward(td_module *self, td_tensor *const *inputs, int count)
 {
     const struct sync_batch_norm *norm = self->data;
-    td_tensor *x = inputs[0];
-    if (!td__takes(self, count, 1) || check(self, x))
+    if (!td__takes(self, count, 1))
+        return NULL;
+    td_tensor *x = inputs[0], *weight = td_param(self, 0), *mean = td_buffer(self, RUNNING_MEAN);
+    TD__AUTOCAST(TD__CAST_BATCH_NORM, &x, &weight, &mean);
+    if (check(self, x))
         return NULL;
     if (self->training || norm->options.no_running_stats)
-        return normalise(self, x);
-    return td_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
-                         td_param(self, 0), td_param(self, 1), false, 0, norm->options.eps);
+        return TD__AUTOCAST_RESULT(normalise(self, x));
+    return TD__AUTOCAST_RESULT(td_batch_norm(x, td_buffer(self, RUNNING_MEAN),
+                                             td_buffer(self, RUNNING_VAR), td_param(self, 0),
+                                             td_param(self, 1), false, 0, norm->options.eps));
 }
 
 /* ---- Backward --------------------------------------------------------------------------------------------- */

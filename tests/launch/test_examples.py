@@ -300,6 +300,13 @@ class Examples(Programs):
         self.assertEqual(len(lines), 2)
         self.check_falls(lines, r"trainer \d: loss (\S+) to (\S+)")
 
+    def test_20_mixed_precision(self):
+        lines = self.run_ranks(2, "20_mixed_precision")
+        self.assertEqual([line.split(":")[0] for line in lines], ["bf16", "f16"])
+        self.check_falls(lines, r"loss (\S+) to (\S+),")
+        self.assertTrue(lines[0].endswith(", 0 steps skipped, the scale is 1"), lines)
+        self.assertRegex(lines[1], r", [1-9]\d* steps skipped, the scale is \d+$")
+
 
 class Pages(Programs):
     def test_readme_first(self):

@@ -1,0 +1,321 @@
+/* Gradient scaling, with the arithmetic of PyTorch's GradScaler: the scale is an f32 number, and gradients are multiplied
+ * by its reciprocal, rounded to f32.
+ *
+ * An optimizer goes through three stages in an iteration, ready, unscaled, stepped; the scaler has an entry for each
+ * optimizer that has left the first one, until td_grad_scaler_update(). */
+#include "optim/optimizer.h"
+
+#include "base/fail.h"
+#include "base/option_rules.h"
+#include "tensor/parallel_for.h"
+
+#include <tandem/amp.h>
+#include <tandem/ops.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+struct iteration {
+    const td_optimizer *optimizer; /* compared only */
+    bool found_inf;
+    bool stepped;
+};
+
+struct td_grad_scaler {
+    bool enabled;
+    float scale;
+    double growth_factor, backoff_factor;
+    int64_t growth_interval;
+    int64_t growth_tracker; /* iterations in a row without infinite gradients */
+    struct iteration *iterations;
+    int count, capacity;
+};
+
+/* ---- Life ------------------------------------------------------------------------------------------ */
+
+/* Fails if a number is out of range; `what` is the call, or what the numbers are from. */
+static td_status check_numbers(const char *what, const td_grad_scaler *scaler)
+{
+    if (!(scaler->scale > 0) || isinf(scaler->scale))
+        return td_fail(TD_ERR_INVALID, "%s: the scale is %g; it must be above 0, and finite in f32",
+                       what, (double)scaler->scale);
+    if (!(scaler->growth_factor > 1) || isinf(scaler->growth_factor))
+        return td_fail(TD_ERR_INVALID, "%s: growth_factor is %g; it must be finite, and above 1",
+                       what, scaler->growth_factor);
+    if (!(scaler->backoff_factor > 0 && scaler->backoff_factor < 1))
+        return td_fail(TD_ERR_INVALID, "%s: backoff_factor is %g; it must be above 0, and below 1",
+                       what, scaler->backoff_factor);
+    if (scaler->growth_interval < 1 || scaler->growth_tracker < 0)
+        return td_fail(TD_ERR_INVALID,
+                       "%s: growth_interval is %lld, and growth_tracker %lld; they must be at "
+                       "least 1 and 0",
+                       what, (long long)scaler->growth_interval, (long long)scaler->growth_tracker);
+    return TD_OK;
+}
+
+td_grad_scaler *td_grad_scaler_create(const td_grad_scaler_options *options)
+{
+    static const td_grad_scaler_options defaults;
+    options = options ? options : &defaults;
+    if (td__check_reserved(__func__, options->reserved))
+        return NULL;
+    td_grad_scaler made = {
+        .enabled = !options->disabled,
+        .scale = (float)td__option(options->init_scale, 65536),
+        .growth_factor = td__option(options->growth_factor, 2),
+        .backoff_factor = td__option(options->backoff_factor, 0.5),
+        .growth_interval = options->growth_interval ? options->growth_interval : 2000,
+    };
+    if (made.enabled && check_numbers(__func__, &made))
+        return NULL;
+    td_grad_scaler *scaler = malloc(sizeof *scaler);
+    if (!scaler) {
+        td__fail_nomem(__func__);
+        return NULL;
+    }
+    *scaler = made;
+    return scaler;
+}
+
+void td_grad_scaler_destroy(td_grad_scaler *scaler)
+{
+    if (!scaler)
+        return;
+    free(scaler->iterations);
+    free(scaler);
+}
+
+double td_grad_scaler_get_scale(const td_grad_scaler *scaler)
+{
+    if (!scaler)
+        return NAN;
+    return scaler->enabled ? (double)scaler->scale : 1;
+}
+
+/* ---- The loss --------------------------------------------------------------------------------------- */
+
+td_tensor *td_grad_scaler_scale(td_grad_scaler *scaler, td_tensor *loss)
+{
+    td_tensor *scaled = NULL;
+    if (!scaler || !loss)
+        return td__null(__func__);
+    if (!scaler->enabled)
+        return td__adopt(td_tensor_retain(loss));
+    td_dtype dtype = loss->layout.dtype;
+    {
+        TD_SCOPE;
+        if (dtype == TD_F16 ||
+            dtype == TD_BF16) /* where the scale, or the product, may be infinite */
+            loss = td_to_dtype(loss, TD_F32);
+        scaled = td_scope_return(td_mul_scalar(loss, (double)scaler->scale));
+    }
+    return scaled;
+}
+
+/* ---- Gradients -------------------------------------------------------------------------------------- */
+
+/* One gradient, for the threads. */
+struct unscaling {
+    void *data;
+    bool wide;
+    float inverse;
+    atomic_bool found_inf;
+};
+
+static void unscale_range(void *arg, int64_t begin, int64_t end)
+{
+    struct unscaling *unscaling = arg;
+    const float inverse = unscaling->inverse;
+    bool finite = true;
+    if (unscaling->wide) {
+        double *grad = unscaling->data;
+        for (int64_t i = begin; i < end; i++) {
+            finite &= isfinite(grad[i]) != 0;
+            grad[i] *= (double)inverse;
+        }
+    } else {
+        float *grad = unscaling->data;
+        for (int64_t i = begin; i < end; i++) {
+            finite &= isfinite(grad[i]) != 0;
+            grad[i] *= inverse;
+        }
+    }
+    if (!finite)
+        atomic_store(&unscaling->found_inf, true);
+}
+
+static td_status unscale_grad(td_tensor *grad, float inverse, bool *found_inf)
+{
+    struct unscaling unscaling = {.wide = grad->layout.dtype == TD_F64, .inverse = inverse};
+    struct td__staged_tensor staged;
+    TD_TRY(td__prepare_write(grad));
+    TD_TRY(td__staged_open(&staged, grad, unscaling.wide));
+    unscaling.data = staged.data;
+    td__parallel_for(grad->layout.numel, TD__GRAIN, unscale_range, &unscaling);
+    *found_inf |= atomic_load(&unscaling.found_inf);
+    return td__staged_close(&staged, true);
+}
+
+static struct iteration *find_iteration(const td_grad_scaler *scaler, const td_optimizer *optimizer)
+{
+    for (int i = 0; i < scaler->count; i++)
+        if (scaler->iterations[i].optimizer == optimizer)
+            return &scaler->iterations[i];
+    return NULL;
+}
+
+/* Unscales the gradients of an optimizer that is ready, and enters it. */
+static td_status unscale(const char *call, td_grad_scaler *scaler, const td_optimizer *optimizer)
+{
+    if (scaler->count == scaler->capacity) {
+        int capacity = scaler->capacity ? 2 * scaler->capacity : 2;
+        struct iteration *iterations = realloc(scaler->iterations,
+                                               (size_t)capacity * sizeof *iterations);
+        if (!iterations)
+            return td__fail_nomem(call);
+        scaler->iterations = iterations;
+        scaler->capacity = capacity;
+    }
+    struct iteration iteration = {.optimizer = optimizer};
+    const float inverse = (float)(1 / (double)scaler->scale);
+    for (int i = 0; i < optimizer->count; i++) {
+        td_tensor *grad = td_tensor_grad(optimizer->parameters[i].tensor);
+        if (grad)
+            TD_TRY(unscale_grad(grad, inverse, &iteration.found_inf));
+    }
+    scaler->iterations[scaler->count++] = iteration;
+    return TD_OK;
+}
+
+td_status td_grad_scaler_unscale(td_grad_scaler *scaler, td_optimizer *optimizer)
+{
+    if (!scaler || !optimizer)
+        return td__fail_null(__func__);
+    if (!scaler->enabled)
+        return TD_OK;
+    const struct iteration *before = find_iteration(scaler, optimizer);
+    if (before)
+        return td_fail(
+            TD_ERR_STATE,
+            "%s: the gradients of this optimizer have been divided by the scale already, "
+            "by %s; td_grad_scaler_update() ends an iteration",
+            __func__, before->stepped ? "td_grad_scaler_step()" : "td_grad_scaler_unscale()");
+    return unscale(__func__, scaler, optimizer);
+}
+
+td_status td_grad_scaler_step(td_grad_scaler *scaler, td_optimizer *optimizer, bool *stepped)
+{
+    if (!scaler || !optimizer)
+        return td__fail_null(__func__);
+    struct iteration *iteration = NULL;
+    if (scaler->enabled) {
+        iteration = find_iteration(scaler, optimizer);
+        if (iteration && iteration->stepped)
+            return td_fail(TD_ERR_STATE,
+                           "%s: it was called for this optimizer already; td_grad_scaler_update() "
+                           "ends an iteration",
+                           __func__);
+        if (!iteration)
+            TD_TRY(unscale(__func__, scaler, optimizer));
+        iteration = find_iteration(scaler, optimizer);
+    }
+    bool skips = iteration && iteration->found_inf;
+    if (!skips)
+        TD_TRY(td_optimizer_step(optimizer));
+    if (iteration)
+        iteration->stepped = true;
+    if (stepped)
+        *stepped = !skips;
+    return TD_OK;
+}
+
+/* ---- The scale -------------------------------------------------------------------------------------- */
+
+static void adapt(td_grad_scaler *scaler)
+{
+    bool found_inf = false;
+    for (int i = 0; i < scaler->count; i++)
+        found_inf |= scaler->iterations[i].found_inf;
+    if (found_inf) {
+        scaler->scale = (float)((double)scaler->scale * scaler->backoff_factor);
+        scaler->growth_tracker = 0;
+        return;
+    }
+    if (++scaler->growth_tracker < scaler->growth_interval)
+        return;
+    float grown = (float)((double)scaler->scale * scaler->growth_factor);
+    if (!isinf(grown))
+        scaler->scale = grown;
+    scaler->growth_tracker = 0;
+}
+
+td_status td_grad_scaler_update(td_grad_scaler *scaler, double scale)
+{
+    if (!scaler)
+        return td__fail_null(__func__);
+    if (!scaler->enabled)
+        return TD_OK;
+    if (scale != 0) {
+        td_grad_scaler changed = *scaler;
+        changed.scale = (float)scale;
+        TD_TRY(check_numbers(__func__, &changed));
+        scaler->scale = changed.scale;
+    } else if (scaler->count == 0) {
+        return td_fail(TD_ERR_STATE,
+                       "%s: no gradients were checked since the last call; call "
+                       "td_grad_scaler_step() first",
+                       __func__);
+    } else {
+        adapt(scaler);
+    }
+    scaler->count = 0;
+    return TD_OK;
+}
+
+/* ---- The state -------------------------------------------------------------------------------------- */
+
+static td_status save(const td_grad_scaler *scaler, td_state *state)
+{
+    TD_TRY(td_state_add_number(state, "scale", (double)scaler->scale));
+    TD_TRY(td_state_add_number(state, "growth_factor", scaler->growth_factor));
+    TD_TRY(td_state_add_number(state, "backoff_factor", scaler->backoff_factor));
+    TD_TRY(td_state_add_integer(state, "growth_interval", scaler->growth_interval));
+    return td_state_add_integer(state, "growth_tracker", scaler->growth_tracker);
+}
+
+td_state *td_grad_scaler_state(const td_grad_scaler *scaler)
+{
+    td_state *state = scaler ? td_state_create() : NULL;
+    if (state && scaler->enabled && save(scaler, state)) {
+        td_state_destroy(state);
+        return NULL;
+    }
+    return state;
+}
+
+static td_status load(const td_state *state, td_grad_scaler *scaler)
+{
+    double scale;
+    TD_TRY(td_state_get_number(state, "scale", &scale));
+    scaler->scale = (float)scale;
+    TD_TRY(td_state_get_number(state, "growth_factor", &scaler->growth_factor));
+    TD_TRY(td_state_get_number(state, "backoff_factor", &scaler->backoff_factor));
+    TD_TRY(td_state_get_integer(state, "growth_interval", &scaler->growth_interval));
+    TD_TRY(td_state_get_integer(state, "growth_tracker", &scaler->growth_tracker));
+    return check_numbers("the state", scaler);
+}
+
+td_status td_grad_scaler_load_state(td_grad_scaler *scaler, const td_state *state)
+{
+    if (!scaler || !state)
+        return td_fail(TD_ERR_INVALID, "%s: the %s is NULL", __func__, scaler ? "state" : "scaler");
+    if (!scaler->enabled)
+        return TD_OK;
+    td_grad_scaler loaded = *scaler;
+    td_status status = load(state, &loaded);
+    if (status)
+        return td_fail(status, "%s: the state is not that of a scaler: %s", __func__,
+                       td__error_text());
+    *scaler = loaded;
+    return TD_OK;
+}
