@@ -36,6 +36,8 @@ td_status td__check_indices(const char *call, const char *what, const td_tensor 
                             int64_t size)
 {
     const int64_t *data = td_tensor_data(indices);
+    if (!td__on_host(indices))
+        return td__error_status(); /* the kernel's own sentence */
     for (int64_t i = 0; i < indices->layout.numel; i++)
         if (data[i] < 0 || data[i] >= size)
             return td_fail(TD_ERR_INVALID,

@@ -175,8 +175,9 @@ td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, doubl
         TD_NO_GRAD;
         TD_SCOPE;
         td_dtype dtype = td_tensor_dtype(tensor);
+        /* The inverse of erf() is computed on the host. */
         td_tensor *wide = td_to_dtype(td_detach(tensor), dtype == TD_F64 ? TD_F64 : TD_F32);
-        wide = td_clone(wide);
+        wide = td_clone(td_tensor_to(wide, td_device_get("cpu")));
         struct trunc_normal normal = {std * sqrt(2), mean, low, high};
         if (wide && dtype == TD_F64)
             shape_f64(td_tensor_data(wide), td_tensor_numel(wide), &normal);

@@ -68,7 +68,7 @@ static td_status fill_bucket(struct td__buckets *buckets, struct td_bucket *buck
     bucket->buffer = td__empty("bucket", &numel, 1, dtype, gradients[bucket->members[0]].device);
     if (!bucket->buffer)
         return TD_ERR_NOMEM;
-    memset(td_tensor_data(bucket->buffer), 0, td_tensor_nbytes(bucket->buffer));
+    TD_TRY(td__kernels_of(bucket->buffer)->fill(bucket->buffer, 0));
     int64_t at = 0;
     for (int i = 0; i < bucket->member_count; i++) {
         struct td__gradient *gradient = &gradients[bucket->members[i]];
@@ -251,7 +251,7 @@ static td_status finish_bucket(struct td_bucket *bucket)
         status = hook->finish ? hook->finish(bucket, hook->arg) : TD_OK;
     } else {
         td__work_finish(bucket->work); /* its own timeout bounds it */
-        status = td_work_status(bucket->work);
+        status = td_work_wait(bucket->work, 0);
         td__work_times(bucket->work, &begin, &end);
         td_work_release(bucket->work);
         bucket->work = NULL;

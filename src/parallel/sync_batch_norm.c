@@ -94,12 +94,9 @@ static double combine(const double *parts, int size, int64_t channels, td_tensor
     return total;
 }
 
-/* The statistics of all ranks. Collective. */
-static td_status gather_statistics(td_group *group, td_tensor *x, td_tensor *scratch,
-                                   td_tensor *mean, td_tensor *var, double *total)
+static td_status gather_here(td_group *group, td_tensor *x, td_tensor *scratch, int size,
+                             td_tensor *mean, td_tensor *var, double *total)
 {
-    int size = td_get_world_size(group);
-    size = size < 1 ? 1 : size;
     int64_t channels = x->layout.shape[1];
     size_t step = 2 * (size_t)channels + 1;
     double *parts = malloc(((size_t)size + 1) * step * sizeof *parts);
@@ -112,6 +109,89 @@ static td_status gather_statistics(td_group *group, td_tensor *x, td_tensor *scr
     if (!status)
         *total = combine(parts, size, channels, mean, var);
     free(parts);
+    return status;
+}
+
+/* ---- Forward on an accelerator: the same by operators, so that the host need not wait ---------------------- */
+
+/* The counts of all ranks, which the host knows; their sum. Collective. */
+static td_status gather_counts(td_group *group, double mine, int size, double *counts,
+                               double *total)
+{
+    counts[0] = mine;
+    if (size > 1)
+        TD_TRY(td_group_all_gather(counts, &mine, 1, TD_F64, group, NULL));
+    *total = 0;
+    for (int r = 0; r < size; r++)
+        *total += counts[r];
+    return TD_OK;
+}
+
+/* This rank's means and sums of squared differences, f64 [2, C]; zeros where it has no values. */
+static td_tensor *measure_there(td_tensor *x)
+{
+    int64_t channels = x->layout.shape[1];
+    if (x->layout.numel == 0)
+        return td_zeros(TD_SHAPE(2, channels), TD_F64, x->storage->device);
+    td_tensor *mean = td_mean_dims(x, TD_DIMS(0, 2), true);
+    td_tensor *squares = td_sum_dims(td_square(td_sub(x, mean)), TD_DIMS(0, 2), false);
+    td_tensor *flat = td_reshape(mean, TD_SHAPE(channels));
+    return td_to_dtype(td_stack(TD_TENSORS(flat, squares), 0), TD_F64);
+}
+
+/* Combines the statistics [size, 2, C] of all ranks in their order. */
+static td_status combine_there(td_tensor *parts, const double *counts, double total, int size,
+                               td_tensor *mean, td_tensor *var)
+{
+    td_tensor *middle = NULL, *squares = NULL;
+    for (int r = 0; r < size; r++) {
+        td_tensor *of_rank = td_select(td_select(parts, 0, r), 0, 0);
+        td_tensor *share = td_mul_scalar(of_rank, counts[r] / total);
+        middle = middle ? td_add(middle, share) : share;
+    }
+    for (int r = 0; r < size; r++) {
+        td_tensor *of_rank = td_select(parts, 0, r);
+        td_tensor *away = td_square(td_sub(td_select(of_rank, 0, 0), middle));
+        td_tensor *share = td_add_scaled(td_select(of_rank, 0, 1), away, counts[r]);
+        squares = squares ? td_add(squares, share) : share;
+    }
+    TD_TRY(td_tensor_copy(mean, td_to_dtype(middle, mean->layout.dtype)));
+    return td_tensor_copy(var, td_to_dtype(td_div_scalar(squares, total), var->layout.dtype));
+}
+
+static td_status gather_there(td_group *group, td_tensor *x, int size, td_tensor *mean,
+                              td_tensor *var, double *total)
+{
+    TD_NO_GRAD;
+    TD_SCOPE;
+    double *counts = malloc((size_t)size * sizeof *counts);
+    if (!counts)
+        return td__fail_nomem(call);
+    int64_t channels = x->layout.shape[1];
+    td_status status = gather_counts(group, (double)(x->layout.shape[0] * x->layout.shape[2]), size,
+                                     counts, total);
+    td_tensor *part = status ? NULL : measure_there(x);
+    td_tensor *parts = td_reshape(part, TD_SHAPE(1, 2, channels));
+    if (part && size > 1) {
+        parts = td_empty(TD_SHAPE(size, 2, channels), TD_F64, x->storage->device);
+        status = parts ? td_all_gather_into_tensor(parts, part, group, NULL) : TD_ERR_NOMEM;
+    }
+    if (!status)
+        status = td__done(parts);
+    if (!status && *total >= 2)
+        status = combine_there(parts, counts, *total, size, mean, var);
+    free(counts);
+    return status;
+}
+
+/* The statistics of all ranks. Collective. */
+static td_status gather_statistics(td_group *group, td_tensor *x, td_tensor *scratch,
+                                   td_tensor *mean, td_tensor *var, double *total)
+{
+    int size = td_get_world_size(group);
+    size = size < 1 ? 1 : size;
+    td_status status = td__on_host(x) ? gather_here(group, x, scratch, size, mean, var, total)
+                                      : gather_there(group, x, size, mean, var, total);
     if (!status && *total < 2)
         return td_fail(TD_ERR_INVALID,
                        "td_sync_batch_norm: all ranks together have %g values a channel; training "
@@ -144,11 +224,10 @@ static td_status check(td_module *self, const td_tensor *x)
                        "td_forward: a SyncBatchNorm of %lld features got the shape %s; it takes "
                        "two dimensions or more, with the features as the second size",
                        (long long)norm->features, td__shape_of(x));
-    if ((x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64) || !td__on_host(x))
+    if (x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64)
         return td_fail(TD_ERR_UNSUPPORTED,
-                       "td_forward: a SyncBatchNorm got %s on %s; it takes f32 and f64 in host "
-                       "memory",
-                       td_dtype_name(x->layout.dtype), x->storage->device->name);
+                       "td_forward: a SyncBatchNorm got %s; it takes f32 and f64",
+                       td_dtype_name(x->layout.dtype));
     const char *names[] = {"weight", "bias", "running_mean", "running_var"};
     td_tensor *tensors[] = {td_param(self, 0), td_param(self, 1), td_buffer(self, RUNNING_MEAN),
                             td_buffer(self, RUNNING_VAR)};
@@ -229,10 +308,30 @@ static td_tensor *sync_forward(td_module *self, td_tensor *const *inputs, int co
 
 /* ---- Backward --------------------------------------------------------------------------------------------- */
 
+/* The same on an accelerator, by operators. */
+static td_status gather_sums_there(const struct sync_norm *record, td_tensor *weight,
+                                   td_tensor *rstd, td_tensor *slope, td_tensor *shift)
+{
+    TD_SCOPE;
+    td_tensor *sums = td_to_dtype(td_stack(TD_TENSORS(slope, shift), 0), TD_F64);
+    TD_TRY(td__done(sums));
+    if (td_get_world_size(record->group) > 1)
+        TD_TRY(td_all_reduce(sums, TD_SUM, record->group, NULL));
+    td_tensor *factor = td_to_dtype(rstd, TD_F64);
+    if (weight)
+        factor = td_mul(factor, td_to_dtype(weight, TD_F64));
+    sums = td_to_dtype(td_mul(sums, td_div_scalar(factor, record->total)), slope->layout.dtype);
+    TD_TRY(td__done(sums));
+    TD_TRY(td_tensor_copy(slope, td_select(sums, 0, 0)));
+    return td_tensor_copy(shift, td_select(sums, 0, 1));
+}
+
 /* grad_x loses slope z + shift: computes these two [C]. Collective. */
 static td_status gather_sums(const struct sync_norm *record, td_tensor *weight, td_tensor *rstd,
                              td_tensor *slope, td_tensor *shift)
 {
+    if (!td__on_host(slope))
+        return gather_sums_there(record, weight, rstd, slope, shift);
     size_t channels = (size_t)record->shape[1];
     double *sums = malloc((2 * channels + 1) * sizeof *sums);
     if (!sums)
