@@ -40,7 +40,7 @@ struct run {
 
 static td_dataset *make_dataset(void)
 {
-    td_generator *generator = td_generator_create(7);
+    td_generator *generator = td_generator_create(7, NULL);
     td_tensor *x = td_empty(SHAPE(SAMPLES, WIDTH), TD_F32, NULL),
               *y = td_empty(SHAPE(SAMPLES), TD_I64, NULL);
     CHECK_OK(td_normal_(x, 0, 1, generator));
@@ -141,7 +141,7 @@ static void resume(bool adam, int workers)
     train_until(&whole, HALF);
     CHECK_OK(td_training_save(temp_path("half"), &whole.training, NULL));
     train_until(&whole, STEPS);
-    td_generator_get_state(NULL, random[0]);
+    td_generator_get_state(NULL, random[0], sizeof random[0]);
 
     struct run second = make_run(100, adam, 0);
     train_until(&second, 3);
@@ -149,7 +149,7 @@ static void resume(bool adam, int workers)
     CHECK_OK(td_training_load(temp_path("half"), &second.training, NULL));
     CHECK_EQ(second.training.step, HALF);
     train_until(&second, STEPS);
-    td_generator_get_state(NULL, random[1]);
+    td_generator_get_state(NULL, random[1], sizeof random[1]);
     check_same_run(&whole, &second);
     CHECK_MEM(random[0], random[1], sizeof random[0]);
     CHECK(whole.training.epoch > 1);
@@ -230,7 +230,7 @@ TEST(what_does_not_fit_changes_nothing)
 
     /* The model fits, the optimizer does not: both stay. */
     td_optimizer *adam = td_adam(b.training.model, NULL), *sgd = b.training.optimizer;
-    td_generator_get_state(NULL, random[0]);
+    td_generator_get_state(NULL, random[0], sizeof random[0]);
     b.training.optimizer = adam;
     CHECK_FAILS(td_training_load(temp_path("a"), &b.training, NULL), TD_ERR_INVALID,
                 "td_training_load: td_optimizer_load_state");
@@ -240,11 +240,11 @@ TEST(what_does_not_fit_changes_nothing)
     /* All fits, but a loader is in the middle of an epoch. */
     td_batch batch;
     CHECK(td_loader_next(b.loader, &batch));
-    td_generator_get_state(NULL, random[0]);
+    td_generator_get_state(NULL, random[0], sizeof random[0]);
     CHECK_FAILS(td_training_load(temp_path("a"), &b.training, NULL), TD_ERR_STATE,
                 "td_loader_reset");
     check_same_run(&b, &before);
-    td_generator_get_state(NULL, random[1]);
+    td_generator_get_state(NULL, random[1], sizeof random[1]);
     CHECK_MEM(random[0], random[1], sizeof random[0]);
     td_optimizer_destroy(adam);
     end_run(&a);
@@ -558,7 +558,7 @@ TEST(killed_writers_leave_a_whole_checkpoint, .deadline_s = 120)
     CHECK(done != MAP_FAILED);
     atomic_store(done, -1);
     td_module *model = td_linear(1000, 1000);
-    td_generator *generator = td_generator_create((uint64_t)getpid());
+    td_generator *generator = td_generator_create((uint64_t)getpid(), NULL);
     td_log_set_sink(count_warnings, &warnings);
     int64_t step = 0;
     for (int i = 0; i < kills; i++) {

@@ -108,7 +108,7 @@ static size_t compare_loader(size_t index, int workers)
         CHECK_EQ(batches, td_loader_batches(loader));
         check_list("loader", index, order, count, &recorded->order);
         unsigned char state[TD_GENERATOR_STATE_SIZE];
-        td_generator_get_state(NULL, state);
+        td_generator_get_state(NULL, state, sizeof state);
         CHECK_EQ(td__generator_seed(NULL), recorded->following);
         CHECK_OK(td_generator_set_state(NULL, state, sizeof state));
         index++;
@@ -351,7 +351,7 @@ static void check_resume(td_sampler *(*make)(td_dataset *), int before, int work
     td_sampler_position position;
     unsigned char state[TD_GENERATOR_STATE_SIZE];
     td_sampler_get_position(sampler, &position);
-    td_generator_get_state(NULL, state);
+    td_generator_get_state(NULL, state, sizeof state);
     td_loader_destroy(loader);
     td_sampler_release(sampler);
 

@@ -23,7 +23,7 @@ static td_module *make_net(int seed)
 /* The batch of a step, the same on every rank, and this rank's part of it. */
 static void make_batch(int step, int rank, int size, td_tensor **x, td_tensor **y)
 {
-    td_generator *generator = td_generator_create((uint64_t)(1000 + step));
+    td_generator *generator = td_generator_create((uint64_t)(1000 + step), NULL);
     td_tensor *all = td_empty(SHAPE(BATCH, WIDTH), TD_F32, NULL),
               *labels = td_empty(SHAPE(BATCH), TD_I64, NULL);
     CHECK_OK(td_normal_(all, 0, 1, generator));

@@ -135,7 +135,7 @@ static void end(void)
 static void make_batch(int step, int rank, td_tensor **x, td_tensor **y)
 {
     int size = rank < 0 ? 1 : td_get_world_size(trainers);
-    td_generator *generator = td_generator_create((uint64_t)(1000 + step));
+    td_generator *generator = td_generator_create((uint64_t)(1000 + step), NULL);
     td_tensor *all = td_empty(TD_SHAPE(BATCH, WIDTH), TD_F32, NULL);
     td_tensor *labels = td_empty(TD_SHAPE(BATCH), TD_I64, NULL);
     CHECK_OK(td_normal_(all, 0, 1, generator));

@@ -24,7 +24,7 @@ static double train(td_module *model, td_optimizer *sgd, int step, int rank, int
     double value = 0;
     {
         TD_SCOPE;
-        td_generator *generator = td_generator_create((uint64_t)(1000 + step));
+        td_generator *generator = td_generator_create((uint64_t)(1000 + step), NULL);
         td_tensor *x = td_empty(SHAPE(BATCH, WIDTH), TD_F32, NULL);
         CHECK_OK(td_normal_(x, 0, 1, generator));
         td_generator_destroy(generator);

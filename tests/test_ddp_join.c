@@ -21,7 +21,7 @@ static td_module *make_net(bool norm)
 
 static td_tensor *batch_of(int step, int rank)
 {
-    td_generator *generator = td_generator_create((uint64_t)(100 * step + rank));
+    td_generator *generator = td_generator_create((uint64_t)(100 * step + rank), NULL);
     td_tensor *x = td_empty(SHAPE(4, WIDTH), TD_F32, NULL);
     CHECK_OK(td_normal_(x, 0, 1, generator));
     td_generator_destroy(generator);

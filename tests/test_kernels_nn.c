@@ -417,7 +417,7 @@ static void check_dropout(td_dtype dtype, int64_t blocks, int64_t block, double 
 {
     td_tensor *x = any_tensor(SHAPE(blocks, block), dtype, 3), *y = td_clone(x);
     td_tensor *keep = td_full(SHAPE(blocks), 1, TD_BOOL, NULL);
-    td_generator *generator = td_generator_create(5);
+    td_generator *generator = td_generator_create(5, NULL);
     CHECK_OK(cpu->dropout(y, keep, x, p, block, generator));
     const unsigned char *kept = td_tensor_data(keep);
     int64_t count = 0;
@@ -463,7 +463,7 @@ TEST(dropout_draws_as_pytorch)
 {
     static const unsigned char kept[] = {1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 0};
     static const float next[] = {0x1.40d858p-1f, 0x1.0ab758p-1f};
-    td_generator *generator = td_generator_create(0);
+    td_generator *generator = td_generator_create(0, NULL);
     for (int planes = 0; planes < 2; planes++) {
         int64_t n = planes ? 12 : 16, block = planes ? 4 : 1;
         td_tensor *x = td_full(SHAPE(n, block), 1, TD_F32, NULL), *y = td_clone(x);
@@ -488,7 +488,7 @@ TEST(dropout_in_bf16_rounds_as_pytorch)
                                   0x3e3d, 0x3f0e, 0x3f6d, 0x3fa6, 0x3fd5, 0x4002, 0x401a, 0x4032};
     static const uint16_t ys[] = {0xc07e, 0xc05c, 0x8000, 0xc018, 0x8000, 0x8000, 0xbf4b, 0xbe87,
                                   0x0000, 0x0000, 0x3fa9, 0x3fed, 0x4018, 0x403a, 0x405c, 0x0000};
-    td_generator *generator = td_generator_create(7);
+    td_generator *generator = td_generator_create(7, NULL);
     td_tensor *x = td_empty(SHAPE(16, 1), TD_BF16, NULL), *y = td_clone(x);
     td_tensor *keep = td_empty(SHAPE(16), TD_BOOL, NULL);
     td_tensor *gy = td_full(SHAPE(16, 1), 1.1015625, TD_BF16, NULL), *gx = td_clone(gy);

@@ -22,7 +22,7 @@ static td_tensor *mean_loss(const td_tensor_list *outputs, const td_tensor_list 
 
 static td_tensor *numbers(int samples, int seed)
 {
-    td_generator *generator = td_generator_create((uint64_t)seed);
+    td_generator *generator = td_generator_create((uint64_t)seed, NULL);
     td_tensor *x = td_empty(TD_SHAPE(samples, WIDTH), TD_F32, NULL);
     CHECK_OK(td_normal_(x, 0, 1, generator));
     td_generator_destroy(generator);

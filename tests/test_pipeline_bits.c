@@ -30,7 +30,7 @@ static td_tensor *mean_loss(const td_tensor_list *outputs, const td_tensor_list 
 
 static void make_batch(int step, int samples, td_tensor **x, td_tensor **y)
 {
-    td_generator *generator = td_generator_create((uint64_t)(1000 + step));
+    td_generator *generator = td_generator_create((uint64_t)(1000 + step), NULL);
     *x = td_empty(TD_SHAPE(samples, width), TD_F32, NULL);
     *y = td_empty(TD_SHAPE(samples), TD_I64, NULL);
     CHECK_OK(td_normal_(*x, 0, 1, generator));

@@ -13,7 +13,7 @@ enum { CHANNELS = 3, PLANE = 5 };
 
 static td_tensor *random_tensor(int seed, int64_t n, double mean)
 {
-    td_generator *generator = td_generator_create((uint64_t)seed);
+    td_generator *generator = td_generator_create((uint64_t)seed, NULL);
     td_tensor *x = td_empty(SHAPE(n, CHANNELS, PLANE, 2), TD_F32, NULL);
     CHECK_OK(td_normal_(x, mean, 2, generator));
     td_generator_destroy(generator);

@@ -219,8 +219,10 @@ TEST(kernels_have_examples)
 {
 #define SLOT(slot) #slot
     static const char *const slots[] = {TOY_KERNELS(SLOT)};
+    static const char random[] =
+        "dropout uniform normal bernoulli random_range"; /* in test_device_random.c */
     for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++)
-        if (!has_example(slots[i]))
+        if (!has_example(slots[i]) && !strstr(random, slots[i]))
             FAIL("no example of %s", slots[i]);
 }
 

@@ -111,6 +111,10 @@ TEST(what_the_device_lacks_is_named)
     CHECK_CONTAINS(td_last_error(), "toy");
     CHECK(!td_argmax(x, 1, false));
     CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
+    CHECK(!td_exp(td_ones(TD_SHAPE(3), TD_I64, toy))); /* at the call, and not later */
+    CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
+    CHECK_CONTAINS(td_last_error(), "toy:0");
+    CHECK_OK(td_device_synchronize(toy));
     toy_set_missing("matmul", true);
     CHECK(!td_matmul(x, x));
     CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
@@ -139,6 +143,8 @@ TEST(a_failure_of_the_device_is_reported_by_the_next_wait)
     CHECK(picked);
     CHECK(!td_tensor_to(picked, td_device_get("cpu")));
     CHECK_EQ(td_last_status(), TD_ERR_INVALID);
+    CHECK_CONTAINS(td_last_error(), "toy:0: index_select");
+    CHECK(!td_exp(x));
     CHECK_CONTAINS(td_last_error(), "toy:0: index_select");
     toy_clear_failure(0);
     check_same(numbers(TD_SHAPE(4), td_device_get("cpu")), x);

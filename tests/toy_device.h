@@ -12,8 +12,8 @@
  *                 TD_UNARY_ERF are missing.
  *     failures    On request; see below.
  *
- * The files: toy_memory.c, toy_stream.c, toy_event.c, toy_copy.c, toy_kernels.c with toy_lists.c, toy_control.c for
- * what follows here, and toy_device.c, the table of functions.
+ * The files: toy_memory.c, toy_stream.c, toy_event.c, toy_copy.c, toy_kernels.c with toy_lists.c and toy_random.c,
+ * toy_control.c for what follows here, and toy_device.c, the table of functions.
  *
  * Threads. Everything may be called from any thread at any time, except toy_reset(). */
 #ifndef TANDEM_TESTS_TOY_DEVICE_H

@@ -209,10 +209,15 @@ td_status toy_unsupported(const char *slot, const char *what)
 #define EACH_11(m, s, a, ...) m##a s() EACH_10(m, s, __VA_ARGS__)
 #define EACH_12(m, s, a, ...) m##a s() EACH_11(m, s, __VA_ARGS__)
 
-#define KERNEL(slot, ...) KERNEL_WITHOUT(slot, false, NULL, __VA_ARGS__)
+#define KERNEL(slot, ...) KERNEL_UNLESS(slot, NULL, __VA_ARGS__)
 
-/* A kernel that lacks something: `lacks` is a condition on the arguments, `what` what it says of them. */
-#define KERNEL_WITHOUT(slot, lacks, what, ...)                                                     \
+/* Only for floats: `tensor` is one of the arguments. */
+#define KERNEL_OF_FLOATS(slot, tensor, ...)                                                        \
+    KERNEL_UNLESS(slot, is_float(tensor) ? NULL : dtype_of(tensor), __VA_ARGS__)
+
+/* A kernel that lacks something: `lack` is an expression of the arguments, what they need that it does not have, or
+ * NULL. Only the launch can return TD_ERR_UNSUPPORTED: later the library could not compute it on the host instead. */
+#define KERNEL_UNLESS(slot, lack, ...)                                                             \
     struct slot##_arguments {                                                                      \
         EACH(FIELD_, SEMICOLON, __VA_ARGS__);                                                      \
     };                                                                                             \
@@ -223,8 +228,9 @@ td_status toy_unsupported(const char *slot, const char *what)
     }                                                                                              \
     static td_status toy_kernel_##slot(EACH(PARAMETER_, COMMA, __VA_ARGS__))                       \
     {                                                                                              \
+        const char *lacks = lack;                                                                  \
         if (lacks)                                                                                 \
-            return toy_unsupported(#slot, what);                                                   \
+            return toy_unsupported(#slot, lacks);                                                  \
         const struct slot##_arguments arguments = {EACH(STORED_, COMMA, __VA_ARGS__)};             \
         const void *const tensors[] = {EACH(PLACE_, NOTHING, __VA_ARGS__)};                        \
         return toy_launch(#slot, run_##slot, &arguments, sizeof arguments, tensors,                \
@@ -233,66 +239,123 @@ td_status toy_unsupported(const char *slot, const char *what)
 
 /* ---- All slots, as they are in td_kernels; adaptive_max_pool2d is left out -------------------------------- */
 
+static const char *dtype_of(const td_tensor *tensor)
+{
+    return td_dtype_name(td_tensor_dtype(tensor));
+}
+
+static bool is_float(const td_tensor *tensor)
+{
+    td_dtype dtype = td_tensor_dtype(tensor);
+    return dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16;
+}
+
+static bool is_bool(const td_tensor *tensor)
+{
+    return td_tensor_dtype(tensor) == TD_BOOL;
+}
+
+static const char *unary_lacks(td_unary op, const td_tensor *x)
+{
+    switch (op) {
+    case TD_UNARY_ERF:
+        return "erf";
+    case TD_UNARY_NOT:
+    case TD_UNARY_ISNAN:
+        return NULL;
+    case TD_UNARY_NEG:
+    case TD_UNARY_ABS:
+    case TD_UNARY_SIGN:
+    case TD_UNARY_SQUARE:
+    case TD_UNARY_RELU:
+        return is_bool(x) ? dtype_of(x) : NULL;
+    default:
+        return is_float(x) ? NULL : dtype_of(x);
+    }
+}
+
+static const char *binary_lacks(td_binary op, const td_tensor *a)
+{
+    return is_bool(a) && (op == TD_BINARY_SUB || op == TD_BINARY_DIV || op == TD_BINARY_POW)
+               ? dtype_of(a)
+               : NULL;
+}
+
+static const char *reduce_lacks(td_reduce_kind kind, const td_tensor *x)
+{
+    bool floats = kind == TD_REDUCE_KIND_MEAN || kind == TD_REDUCE_KIND_SQUARES;
+    return (floats && !is_float(x)) || (kind == TD_REDUCE_KIND_PROD && is_bool(x)) ? dtype_of(x)
+                                                                                   : NULL;
+}
+
 KERNEL(fill, OUT(out), VALUE(double, value))
 KERNEL(copy, OUT(out), IN(x))
-KERNEL_WITHOUT(unary, op == TD_UNARY_ERF, "erf", VALUE(td_unary, op), OUT(out), IN(x))
-KERNEL_WITHOUT(unary_grad, op == TD_UNARY_ERF, "erf", VALUE(td_unary, op), OUT(grad_x), IN(grad_y),
-               IN(saved))
-KERNEL(binary, VALUE(td_binary, op), OUT(out), IN(a), IN(b))
-KERNEL(binary_scalar, VALUE(td_binary, op), OUT(out), IN(a), VALUE(double, b),
-       VALUE(bool, reversed))
-KERNEL(add_scaled, OUT(out), IN(a), IN(b), VALUE(double, alpha))
+KERNEL_UNLESS(unary, unary_lacks(op, x), VALUE(td_unary, op), OUT(out), IN(x))
+KERNEL_UNLESS(unary_grad, unary_lacks(op, grad_y), VALUE(td_unary, op), OUT(grad_x), IN(grad_y),
+              IN(saved))
+KERNEL_UNLESS(binary, binary_lacks(op, a), VALUE(td_binary, op), OUT(out), IN(a), IN(b))
+KERNEL_UNLESS(binary_scalar, binary_lacks(op, a), VALUE(td_binary, op), OUT(out), IN(a),
+              VALUE(double, b), VALUE(bool, reversed))
+KERNEL_UNLESS(add_scaled, is_bool(a) ? dtype_of(a) : NULL, OUT(out), IN(a), IN(b),
+              VALUE(double, alpha))
 KERNEL(where, OUT(out), IN(condition), IN(a), IN(b))
-KERNEL(clamp, OUT(out), IN(x), VALUE(double, low), VALUE(double, high))
+KERNEL_UNLESS(clamp, is_bool(x) ? dtype_of(x) : NULL, OUT(out), IN(x), VALUE(double, low),
+              VALUE(double, high))
 
-KERNEL(reduce, VALUE(td_reduce_kind, kind), OUT(out), IN(x), VALUE(unsigned, dims))
+KERNEL_UNLESS(reduce, reduce_lacks(kind, x), VALUE(td_reduce_kind, kind), OUT(out), IN(x),
+              VALUE(unsigned, dims))
 KERNEL(arg_reduce, VALUE(bool, least), OUT(out), IN(x), VALUE(int, dim))
 
-KERNEL(matmul, OUT(out), IN(a), IN(b), VALUE(double, alpha), VALUE(bool, accumulate))
-KERNEL(linear, OUT(out), IN(x), IN(w), IN(bias))
-KERNEL(conv2d, OUT(out), IN(x), IN(w), IN(bias), WINDOW(window))
-KERNEL(conv2d_grad_input, OUT(grad_x), IN(grad_y), IN(w), WINDOW(window))
-KERNEL(conv2d_grad_weight, OUT(grad_w), OUT(grad_bias), IN(grad_y), IN(x), WINDOW(window),
-       VALUE(bool, accumulate))
+KERNEL_OF_FLOATS(matmul, out, OUT(out), IN(a), IN(b), VALUE(double, alpha), VALUE(bool, accumulate))
+KERNEL_OF_FLOATS(linear, out, OUT(out), IN(x), IN(w), IN(bias))
+KERNEL_OF_FLOATS(conv2d, out, OUT(out), IN(x), IN(w), IN(bias), WINDOW(window))
+KERNEL_OF_FLOATS(conv2d_grad_input, grad_x, OUT(grad_x), IN(grad_y), IN(w), WINDOW(window))
+KERNEL_OF_FLOATS(conv2d_grad_weight, grad_w, OUT(grad_w), OUT(grad_bias), IN(grad_y), IN(x),
+                 WINDOW(window), VALUE(bool, accumulate))
 
-KERNEL(max_pool2d, OUT(out), OUT(indices), IN(x), WINDOW(window))
-KERNEL(max_pool2d_grad, OUT(grad_x), IN(grad_y), IN(indices))
-KERNEL(avg_pool2d, OUT(out), IN(x), WINDOW(window))
-KERNEL(avg_pool2d_grad, OUT(grad_x), IN(grad_y), WINDOW(window))
-KERNEL(adaptive_avg_pool2d, OUT(out), IN(x))
-KERNEL(adaptive_avg_pool2d_grad, OUT(grad_x), IN(grad_y))
+KERNEL_OF_FLOATS(max_pool2d, out, OUT(out), OUT(indices), IN(x), WINDOW(window))
+KERNEL_OF_FLOATS(max_pool2d_grad, grad_x, OUT(grad_x), IN(grad_y), IN(indices))
+KERNEL_OF_FLOATS(avg_pool2d, out, OUT(out), IN(x), WINDOW(window))
+KERNEL_OF_FLOATS(avg_pool2d_grad, grad_x, OUT(grad_x), IN(grad_y), WINDOW(window))
+KERNEL_OF_FLOATS(adaptive_avg_pool2d, out, OUT(out), IN(x))
+KERNEL_OF_FLOATS(adaptive_avg_pool2d_grad, grad_x, OUT(grad_x), IN(grad_y))
 
-KERNEL(batch_norm, OUT(out), OUT(mean), OUT(rstd), IN(x), IN(weight), IN(bias), OUT(running_mean),
-       OUT(running_var), VALUE(bool, training), VALUE(double, momentum), VALUE(double, eps))
-KERNEL(batch_norm_grad, OUT(grad_x), OUT(grad_weight), OUT(grad_bias), IN(grad_y), IN(x),
-       IN(weight), IN(mean), IN(rstd), VALUE(bool, training))
-KERNEL(layer_norm, OUT(out), OUT(mean), OUT(rstd), IN(x), IN(weight), IN(bias), VALUE(double, eps))
-KERNEL(layer_norm_grad, OUT(grad_x), OUT(grad_weight), OUT(grad_bias), IN(grad_y), IN(x),
-       IN(weight), IN(mean), IN(rstd))
+KERNEL_OF_FLOATS(batch_norm, out, OUT(out), OUT(mean), OUT(rstd), IN(x), IN(weight), IN(bias),
+                 OUT(running_mean), OUT(running_var), VALUE(bool, training),
+                 VALUE(double, momentum), VALUE(double, eps))
+KERNEL_OF_FLOATS(batch_norm_grad, grad_y, OUT(grad_x), OUT(grad_weight), OUT(grad_bias), IN(grad_y),
+                 IN(x), IN(weight), IN(mean), IN(rstd), VALUE(bool, training))
+KERNEL_OF_FLOATS(layer_norm, out, OUT(out), OUT(mean), OUT(rstd), IN(x), IN(weight), IN(bias),
+                 VALUE(double, eps))
+KERNEL_OF_FLOATS(layer_norm_grad, grad_y, OUT(grad_x), OUT(grad_weight), OUT(grad_bias), IN(grad_y),
+                 IN(x), IN(weight), IN(mean), IN(rstd))
 
-KERNEL(softmax, OUT(out), IN(x), VALUE(bool, logarithm))
-KERNEL(softmax_grad, OUT(grad_x), IN(grad_y), IN(y), VALUE(bool, logarithm))
+KERNEL_OF_FLOATS(softmax, out, OUT(out), IN(x), VALUE(bool, logarithm))
+KERNEL_OF_FLOATS(softmax_grad, grad_x, OUT(grad_x), IN(grad_y), IN(y), VALUE(bool, logarithm))
 
-KERNEL(attention, OUT(out), OUT(lse), IN(q), IN(k), IN(v), IN(mask), VALUE(bool, causal),
-       VALUE(double, scale))
-KERNEL(attention_grad, OUT(grad_q), OUT(grad_k), OUT(grad_v), IN(grad_y), IN(q), IN(k), IN(v),
-       IN(y), IN(lse), IN(mask), VALUE(bool, causal), VALUE(double, scale))
+KERNEL_OF_FLOATS(attention, out, OUT(out), OUT(lse), IN(q), IN(k), IN(v), IN(mask),
+                 VALUE(bool, causal), VALUE(double, scale))
+KERNEL_OF_FLOATS(attention_grad, grad_y, OUT(grad_q), OUT(grad_k), OUT(grad_v), IN(grad_y), IN(q),
+                 IN(k), IN(v), IN(y), IN(lse), IN(mask), VALUE(bool, causal), VALUE(double, scale))
 
 KERNEL(index_select, OUT(out), IN(x), VALUE(int, dim), IN(index))
 KERNEL(index_add, OUT(out), VALUE(int, dim), IN(index), IN(src))
 KERNEL(gather, OUT(out), IN(x), VALUE(int, dim), IN(index))
 KERNEL(scatter_add, OUT(out), VALUE(int, dim), IN(index), IN(src))
 
-KERNEL(nll_loss, OUT(out), OUT(factor), IN(x), IN(target), IN(weight), VALUE(int64_t, ignore_index))
-KERNEL(nll_loss_grad, OUT(grad_x), IN(grad_y), IN(factor), IN(target), IN(weight),
-       VALUE(int64_t, ignore_index))
-KERNEL(cross_entropy_grad, OUT(grad_x), IN(grad_y), IN(factor), IN(log_softmax), IN(target),
-       IN(weight), VALUE(int64_t, ignore_index))
-KERNEL(pair_loss, VALUE(td_pair_loss, loss), OUT(out), IN(x), IN(y), VALUE(double, scale))
-KERNEL(pair_loss_grad, VALUE(td_pair_loss, loss), OUT(grad_x), IN(grad_y), IN(x), IN(y),
-       VALUE(double, scale))
+KERNEL_OF_FLOATS(nll_loss, out, OUT(out), OUT(factor), IN(x), IN(target), IN(weight),
+                 VALUE(int64_t, ignore_index))
+KERNEL_OF_FLOATS(nll_loss_grad, grad_x, OUT(grad_x), IN(grad_y), IN(factor), IN(target), IN(weight),
+                 VALUE(int64_t, ignore_index))
+KERNEL_OF_FLOATS(cross_entropy_grad, grad_x, OUT(grad_x), IN(grad_y), IN(factor), IN(log_softmax),
+                 IN(target), IN(weight), VALUE(int64_t, ignore_index))
+KERNEL_OF_FLOATS(pair_loss, x, VALUE(td_pair_loss, loss), OUT(out), IN(x), IN(y),
+                 VALUE(double, scale))
+KERNEL_OF_FLOATS(pair_loss_grad, x, VALUE(td_pair_loss, loss), OUT(grad_x), IN(grad_y), IN(x),
+                 IN(y), VALUE(double, scale))
 
-KERNEL(dropout_grad, OUT(grad_x), IN(grad_y), IN(keep), VALUE(double, p), VALUE(int64_t, block))
+KERNEL_OF_FLOATS(dropout_grad, grad_x, OUT(grad_x), IN(grad_y), IN(keep), VALUE(double, p),
+                 VALUE(int64_t, block))
 
 #define SLOT(slot) .slot = toy_kernel_##slot
 const td_kernels toy_kernels = {

@@ -8,7 +8,7 @@
 #include "toy_device.h"
 
 #include <tandem/kernels.h>
-#include <tandem/tensor.h>
+#include <tandem/random.h>
 
 #include <pthread.h>
 
@@ -166,7 +166,7 @@ td_status toy_failure(const struct toy_device *device);
 
 void toy_control_reset(void);
 
-/* ---- Kernels (toy_kernels.c, toy_lists.c) ------------------------------------------- */
+/* ---- Kernels (toy_kernels.c, toy_lists.c, toy_random.c) ------------------------------------------- */
 
 /* The slots of td_kernels for which there is a kernel. */
 #define TOY_KERNELS(X)                                                                             \
@@ -177,8 +177,8 @@ void toy_control_reset(void);
         X(batch_norm), X(batch_norm_grad), X(layer_norm), X(layer_norm_grad), X(softmax),          \
         X(softmax_grad), X(attention), X(attention_grad), X(index_select), X(index_add),           \
         X(gather), X(scatter_add), X(nll_loss), X(nll_loss_grad), X(cross_entropy_grad),           \
-        X(pair_loss), X(pair_loss_grad), X(dropout_grad), X(sgd), X(adam), X(norm), X(scale),      \
-        X(unscale)
+        X(pair_loss), X(pair_loss_grad), X(dropout), X(dropout_grad), X(uniform), X(normal),       \
+        X(bernoulli), X(random_range), X(sgd), X(adam), X(norm), X(scale), X(unscale)
 
 extern const td_kernels toy_kernels;
 
@@ -203,5 +203,14 @@ td_status toy_kernel_adam(const td_adam_update *updates, int count);
 td_status toy_kernel_norm(td_tensor *out, td_tensor *const *x, int count, double power);
 td_status toy_kernel_scale(td_tensor *const *x, int count, const td_tensor *factor);
 td_status toy_kernel_unscale(td_tensor *const *x, int count, double factor, td_tensor *found);
+
+/* Random numbers (toy_random.c). */
+td_status toy_kernel_dropout(td_tensor *out, td_tensor *keep, const td_tensor *x, double p,
+                             int64_t block, td_generator *generator);
+td_status toy_kernel_uniform(td_tensor *out, double from, double to, td_generator *generator);
+td_status toy_kernel_normal(td_tensor *out, double mean, double std, td_generator *generator);
+td_status toy_kernel_bernoulli(td_tensor *out, double p, td_generator *generator);
+td_status toy_kernel_random_range(td_tensor *out, int64_t from, uint64_t range,
+                                  td_generator *generator);
 
 #endif

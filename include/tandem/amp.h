@@ -105,7 +105,8 @@ TD_API td_tensor *td_grad_scaler_scale(td_grad_scaler *scaler, td_tensor *loss);
 
 /**
  * Divides the gradients of an optimizer's parameters by the scale, in place, and notes whether one of them is infinite or
- * NaN. Needed only to use the gradients before the step, for td_clip_grad_norm_() for instance.
+ * NaN, or becomes so. Needed only to use the gradients before the step, for td_clip_grad_norm_() for instance. Does not
+ * wait for an accelerator; td_grad_scaler_step() does.
  *
  * TD_ERR_STATE if the optimizer's gradients have been divided since the last td_grad_scaler_update().
  */

@@ -300,13 +300,13 @@ typedef struct td_kernels {
     /* ---- Dropout: contiguous, floats ------------------------------------------------------------ */
 
     /** keep (bool): one each for x[i * block … + block - 1], true with probability 1 - p, drawn from the
-     *  generator: on the host as PyTorch does. out = keep ? x / (1 - p) : 0. */
+     *  generator: on the host as PyTorch does, else as random.h says. out = keep ? x / (1 - p) : 0. */
     td_status (*dropout)(td_tensor *out, td_tensor *keep, const td_tensor *x, double p,
                          int64_t block, td_generator *generator);
     td_status (*dropout_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *keep,
                               double p, int64_t block);
 
-    /* ---- Random numbers: out of any strides; see td_generator_take() -------------------------------- */
+    /* ---- Random numbers: out of any strides; the generator is the device's, see td_generator_take() -------------------------------- */
 
     td_status (*uniform)(td_tensor *out, double from, double to, td_generator *generator);
     td_status (*normal)(td_tensor *out, double mean, double std, td_generator *generator);
@@ -322,12 +322,13 @@ typedef struct td_kernels {
 
     /* ---- Lists of tensors of any shapes and strides; floats -------------------------------------------- */
 
-    /** out (one element, f32; f64 where all of x are): the norm of all elements of all tensors, over their norms; a
-     *  `power` of INFINITY is the greatest absolute value. */
+    /** out (one element, f32 or f64): the norm of all elements of all tensors as one vector, summed in f64; a `power` of
+     *  INFINITY is the greatest absolute value, and NaN where there is one. */
     td_status (*norm)(td_tensor *out, td_tensor *const *x, int count, double power);
     /** x[i] *= factor (one element, f32 or f64), converted to the dtype of x[i] first; all of them. */
     td_status (*scale)(td_tensor *const *x, int count, const td_tensor *factor);
-    /** x[i] *= factor, and found (one element, f32) = 1 if a product is not finite; else found stays. */
+    /** x[i] *= factor, and found (one element, f32) = 1 if a product, rounded to the dtype, is not finite; else found
+     *  stays. */
     td_status (*unscale)(td_tensor *const *x, int count, double factor, td_tensor *found);
 
     void *reserved[16]; /* must be zero */

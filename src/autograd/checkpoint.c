@@ -7,8 +7,7 @@
 #include "autograd/engine.h"
 #include "autograd/op.h"
 #include "base/fail.h"
-
-#include <tandem/random.h>
+#include "tensor/random_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,7 @@ struct checkpoint {
     void *arg;
     int count;
     struct input *inputs;
-    char *random; /* the state of the default generator before the first run */
+    struct td__random_states *random;   /* of the default generators, before the first run */
     struct td__autocast_state autocast; /* that of the first run */
 };
 
@@ -58,20 +57,21 @@ static td_status make_leaves(const struct checkpoint *checkpoint, td_tensor **le
     return TD_OK;
 }
 
-/* Runs the segment with the random numbers and the autocast of its first run, and restores the generator's
- * state and autocast afterwards. */
+/* Runs the segment with the random numbers and the autocast of its first run, and restores the states of the
+ * generators and autocast afterwards. */
 static td_tensor *run_again(const struct checkpoint *checkpoint, td_tensor **leaves)
 {
-    td_generator *generator = td_default_generator();
-    char now[TD_GENERATOR_STATE_SIZE];
-    td_generator_get_state(generator, now);
-    td_generator_set_state(generator, checkpoint->random, TD_GENERATOR_STATE_SIZE);
+    struct td__random_states *now = td__random_save();
+    if (!now)
+        return NULL;
+    td__random_restore(checkpoint->random);
     bool grad_mode = td_set_grad_enabled(true);
     struct td__autocast_state before = td__autocast_switch(&checkpoint->autocast);
     td_tensor *result = checkpoint->segment(leaves, checkpoint->count, checkpoint->arg);
     td__autocast_resume(&before);
     td_set_grad_enabled(grad_mode);
-    td_generator_set_state(generator, now, sizeof now);
+    td__random_restore(now);
+    free(now);
     return result;
 }
 
@@ -131,10 +131,9 @@ static td_status remember(struct checkpoint *checkpoint, td_tensor *const *input
 {
     int count = checkpoint->count;
     checkpoint->inputs = calloc(count > 0 ? (size_t)count : 1, sizeof *checkpoint->inputs);
-    checkpoint->random = malloc(TD_GENERATOR_STATE_SIZE);
+    checkpoint->random = td__random_save();
     if (!checkpoint->inputs || !checkpoint->random)
         return td__fail_nomem("td_checkpoint");
-    td_generator_get_state(td_default_generator(), checkpoint->random);
     for (int i = 0; i < count; i++) {
         if (!inputs[i])
             continue;

@@ -107,6 +107,8 @@ void td__pair_free(struct td__pair *pair)
 
 td_status td__kernel_status(const char *call, const td_tensor *x, td_status status)
 {
+    if (status && !td__on_host(x))
+        return status; /* the sentence names the kernel and the device */
     if (status == TD_ERR_UNSUPPORTED)
         return td_fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
                        td_dtype_name(x->layout.dtype));
@@ -122,7 +124,7 @@ td_tensor *td__apply_unary(const char *call, td_unary op, td_tensor *x)
     if (!x)
         return td__null(call);
     td_tensor *out = op == TD_UNARY_NOT || op == TD_UNARY_ISNAN ? td__empty_like_as(x, TD_BOOL)
-                                                      : td__empty_like(x);
+                                                                : td__empty_like(x);
     if (!out)
         return NULL;
     td_status status = td__kernels_of(x)->unary(op, out, x);
@@ -146,8 +148,7 @@ td_tensor *td__apply_binary(const char *call, td_binary op, td_tensor *a, td_ten
     return out;
 }
 
-td_tensor *td__apply_scalar(const char *call, td_binary op, td_tensor *a, double b,
-                            bool reversed)
+td_tensor *td__apply_scalar(const char *call, td_binary op, td_tensor *a, double b, bool reversed)
 {
     if (!a)
         return td__null(call);

@@ -1,4 +1,4 @@
-/* Dropout of elements, or of whole channels, with the random numbers of PyTorch. The mask is saved,
+/* Dropout of elements, or of whole channels, with the random numbers of PyTorch on the host. The mask is saved,
  * one bool a draw. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
@@ -29,10 +29,11 @@ static td_tensor *dropped(const td_function *function, td_tensor *x, struct drop
     int64_t draws = x->layout.numel / dropout.block;
     td_tensor *in = td__scoped_contiguous(x);
     td_tensor *keep = td__adopt(td__empty(function->name, &draws, 1, TD_BOOL, x->storage->device));
-    td_tensor *y = in && keep ? td__empty_like(x) : NULL;
+    td_generator *generator = td_default_generator(x->storage->device);
+    td_tensor *y = in && keep && generator ? td__empty_like(x) : NULL;
     if (!y)
         return NULL;
-    y = td__kept(y, td__kernels_of(x)->dropout(y, keep, in, dropout.p, dropout.block, NULL));
+    y = td__kept(y, td__kernels_of(x)->dropout(y, keep, in, dropout.p, dropout.block, generator));
     return td__result(function, y,
                       &(td_node_spec){.inputs = {x},
                                       .input_count = 1,

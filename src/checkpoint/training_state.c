@@ -3,12 +3,14 @@
  *     training.epoch, training.step     the program's counts
  *     training.ranks, training.parts    how many ranks there were, and which of its parts there are
  *     model.…, optimizer.…, …           the states of these, of the schedule and of the scaler
- *     rank.0.random, rank.0.sampler     of each rank: its generator, and where its sampler was
+ *     rank.0.random, rank.0.sampler     of each rank: the host's generator, and where its sampler was
+ *     rank.0.random.cuda:0              its generators of accelerators that were used
  *
  * Parts are loaded one after another, each completely or not at all. If one fails, or another rank
  * does, the former values of those before it are restored. */
 #include "base/option_rules.h"
 #include "checkpoint/training.h"
+#include "tensor/random_internal.h"
 #include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
@@ -35,6 +37,24 @@ static td_status check_training(const char *call, const td_training *training)
     return td__check_reserved(call, training->reserved);
 }
 
+/* The default generators of accelerators: how many, and of each its device and its state. */
+static void pack_devices(struct td__buffer *own)
+{
+    uint32_t count = 0;
+    td_generator *generator, *first = td__next_default_generator(NULL);
+    for (generator = first; generator; generator = td__next_default_generator(generator))
+        count++;
+    td__buffer_put_u32(own, count);
+    for (generator = first; generator; generator = td__next_default_generator(generator)) {
+        unsigned char state[TD_GENERATOR_STATE_SIZE];
+        size_t size = td_generator_state_size(generator);
+        const char *name = td_device_name(td_generator_device(generator));
+        td_generator_get_state(generator, state, size);
+        td__buffer_put_string(own, name, strlen(name));
+        td__buffer_put_string(own, state, size);
+    }
+}
+
 td_status td__training_pack(const char *call, const td_training *training, struct td__buffer *own)
 {
     td_status status = check_training(call, training);
@@ -45,13 +65,14 @@ td_status td__training_pack(const char *call, const td_training *training, struc
     td__buffer_put_string(own, message, strlen(message));
     if (!status) {
         td_sampler_get_position(training->sampler, &position);
-        td_generator_get_state(NULL, random);
+        td_generator_get_state(NULL, random, sizeof random);
         td__buffer_put_u8(own, training->sampler != NULL);
         td__buffer_put_u64(own, (uint64_t)position.epoch);
         td__buffer_put_u64(own, (uint64_t)position.taken);
         td__buffer_put_u64(own, position.seed);
         td__buffer_put_u64(own, position.begun);
         td__buffer_put_string(own, random, sizeof random);
+        pack_devices(own);
     }
     return own->failed ? td__fail_nomem(call) : TD_OK;
 }
@@ -81,9 +102,18 @@ static td_status add_rank(const char *call, td_bytes packed, int rank, td_state 
     for (int i = 0; i < POSITION_SIZE; i++)
         position[i] = (int64_t)td__reader_u64(&reader);
     struct td__span random = td__reader_string(&reader, TD_GENERATOR_STATE_SIZE);
+    char name[NAME_SIZE];
+    for (uint32_t left = td__reader_u32(&reader); left > 0 && !reader.failed; left--) {
+        struct td__span device = td__reader_string(&reader, NAME_SIZE / 2);
+        struct td__span own = td__reader_string(&reader, TD_GENERATOR_STATE_SIZE);
+        if (reader.failed)
+            break;
+        snprintf(name, sizeof name, "rank.%d.random.%.*s", rank, (int)device.size,
+                 (const char *)device.data);
+        TD_TRY(add_list(state, name, TD_U8, own.data, (int64_t)own.size));
+    }
     if (!td__reader_done(&reader) || random.size != TD_GENERATOR_STATE_SIZE)
         return td_fail(TD_ERR_MISMATCH, "%s: rank %d made another call", call, rank);
-    char name[NAME_SIZE];
     snprintf(name, sizeof name, "rank.%d.random", rank);
     TD_TRY(add_list(state, name, TD_U8, random.data, TD_GENERATOR_STATE_SIZE));
     snprintf(name, sizeof name, "rank.%d.sampler", rank);
@@ -143,7 +173,7 @@ struct td__undo {
     int changed; /* which parts */
     td_state *model, *optimizer, *schedule, *scaler;
     td_sampler_position position;
-    unsigned char random[TD_GENERATOR_STATE_SIZE];
+    struct td__random_states *random;
     int64_t epoch, step;
 };
 
@@ -166,7 +196,9 @@ static td_status keep_all(const td_training *training, struct td__undo *undo)
     if (training->scaler)
         TD_TRY(keep(td_grad_scaler_state(training->scaler), &undo->scaler));
     td_sampler_get_position(training->sampler, &undo->position);
-    td_generator_get_state(NULL, undo->random);
+    undo->random = td__random_save();
+    if (!undo->random)
+        return TD_ERR_NOMEM;
     undo->epoch = training->epoch;
     undo->step = training->step;
     return TD_OK;
@@ -180,6 +212,7 @@ void td__undo_free(struct td__undo *undo)
     td_state_destroy(undo->optimizer);
     td_state_destroy(undo->schedule);
     td_state_destroy(undo->scaler);
+    free(undo->random);
     free(undo);
 }
 
@@ -209,7 +242,7 @@ void td__training_undo(td_training *training, struct td__undo *undo)
     if (undo->changed & SCALER)
         td_grad_scaler_load_state(training->scaler, undo->scaler);
     if (undo->changed & RANDOM)
-        td_generator_set_state(NULL, undo->random, sizeof undo->random);
+        td__random_restore(undo->random);
     training->epoch = undo->epoch;
     training->step = undo->step;
     undo->changed = 0;
@@ -291,11 +324,34 @@ static td_status apply_sampler(td_training *training, const td_state *state, int
     return td_sampler_set_position(training->sampler, &position);
 }
 
+/* Of accelerators that this machine does not have, nothing is loaded. */
+static td_status apply_device_random(const td_state *state, int rank)
+{
+    char prefix[NAME_SIZE];
+    snprintf(prefix, sizeof prefix, "rank.%d.random.", rank);
+    size_t length = strlen(prefix);
+    for (int i = 0; i < td_state_count(state); i++) {
+        const char *name = td_state_name(state, i);
+        if (strncmp(name, prefix, length) || !td_device_exists(name + length))
+            continue;
+        td_generator *generator = td_default_generator(td_device_get(name + length));
+        if (!generator)
+            return td__error_status();
+        const void *data = NULL;
+        size_t size = td_generator_state_size(generator);
+        TD_TRY(
+            find_list(state, name + length - strlen("random."), rank, TD_U8, (int64_t)size, &data));
+        TD_TRY(td_generator_set_state(generator, data, size));
+    }
+    return TD_OK;
+}
+
 static td_status apply_random(const td_state *state, int rank)
 {
     const void *data = NULL;
     TD_TRY(find_list(state, "random", rank, TD_U8, TD_GENERATOR_STATE_SIZE, &data));
-    return td_generator_set_state(NULL, data, TD_GENERATOR_STATE_SIZE);
+    TD_TRY(td_generator_set_state(NULL, data, TD_GENERATOR_STATE_SIZE));
+    return apply_device_random(state, rank);
 }
 
 static td_status check_parts(const td_training *training, int64_t parts)
@@ -344,9 +400,9 @@ static td_status apply(td_training *training, const td_state *state,
     if (training->scaler)
         TD_TRY(apply_scaler(training, state));
     undo->changed |= training->scaler ? SCALER : 0;
+    undo->changed |= other_size ? 0 : RANDOM; /* before: one of several may fail */
     if (!other_size)
         TD_TRY(apply_random(state, coordinator->rank));
-    undo->changed |= other_size ? 0 : RANDOM;
     training->epoch = epoch;
     training->step = step;
     return TD_OK;

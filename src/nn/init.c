@@ -175,17 +175,15 @@ td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, doubl
         TD_NO_GRAD;
         TD_SCOPE;
         td_dtype dtype = td_tensor_dtype(tensor);
-        /* The inverse of erf() is computed on the host. */
         td_tensor *wide = td_to_dtype(td_detach(tensor), dtype == TD_F64 ? TD_F64 : TD_F32);
-        wide = td_clone(td_tensor_to(wide, td_device_get("cpu")));
+        wide = td__on_host(tensor) ? td_clone(wide) : td_tensor_to(wide, td__host_device());
         struct trunc_normal normal = {std * sqrt(2), mean, low, high};
         if (wide && dtype == TD_F64)
             shape_f64(td_tensor_data(wide), td_tensor_numel(wide), &normal);
         else if (wide)
             shape_f32(td_tensor_data(wide), td_tensor_numel(wide), &normal, dtype);
         td_tensor *narrow = td_to_dtype(wide, dtype);
-        if (narrow)
-            status = td_tensor_copy(tensor, narrow);
+        status = narrow ? td_tensor_copy(tensor, narrow) : td__error_status();
     }
     return status;
 }

@@ -13,15 +13,21 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
-static void update_adam(const struct td__update *update, const struct td__optim_numbers *numbers,
-                        const struct td__parameter_group *group, int64_t steps, bool first)
+static td_adam_update update_of(const td_optimizer *optimizer, const struct td__step *step)
 {
-    (void)first;
-    double correction1 = 1 - pow(numbers->beta1, (double)steps);
-    double correction2 = 1 - pow(numbers->beta2, (double)steps);
+    const struct td__optim_numbers *numbers = &optimizer->numbers;
+    const struct td__parameter_group *group = &optimizer->groups[step->parameter->group];
+    double correction1 = 1 - pow(numbers->beta1, (double)step->number);
+    double correction2 = 1 - pow(numbers->beta2, (double)step->number);
     bool decoupled = numbers->decoupled != 0;
-    struct td__adam_step step = {
+    return (td_adam_update){
+        .parameter = step->tensor,
+        .grad = step->grad,
+        .mean = step->buffers[0],
+        .square = step->buffers[1],
+        .greatest = step->buffers[2],
         .beta1 = numbers->beta1,
         .beta2 = numbers->beta2,
         .eps = numbers->eps,
@@ -31,13 +37,18 @@ static void update_adam(const struct td__update *update, const struct td__optim_
         .root_correction = sqrt(correction2),
         .maximize = numbers->maximize != 0,
     };
-    void *const *buffers = update->buffers;
-    if (update->wide)
-        td__adam_f64(update->parameter, update->grad, buffers[0], buffers[1], buffers[2],
-                     update->count, &step);
-    else
-        td__adam_f32(update->parameter, update->grad, buffers[0], buffers[1], buffers[2],
-                     update->count, &step);
+}
+
+static td_status run_adam(const td_optimizer *optimizer, const struct td__step *steps, int count)
+{
+    td_adam_update *updates = malloc((size_t)count * sizeof *updates);
+    if (!updates)
+        return td__fail_nomem(optimizer->kind->name);
+    for (int i = 0; i < count; i++)
+        updates[i] = update_of(optimizer, &steps[i]);
+    td_status status = td__kernels_of(steps[0].tensor)->adam(updates, count);
+    free(updates);
+    return status;
 }
 
 static int count_buffers(const struct td__optim_numbers *numbers)
@@ -60,14 +71,14 @@ static const struct td__optimizer_kind adam = {.name = "td_adam",
                                                .counts_steps = true,
                                                .numbers = numbers_of_adam,
                                                .number_count = 6,
-                                               .update = update_adam};
+                                               .run = run_adam};
 static const struct td__optimizer_kind adamw = {.name = "td_adamw",
                                                 .buffer_names = buffer_names,
                                                 .buffer_count = count_buffers,
                                                 .counts_steps = true,
                                                 .numbers = numbers_of_adam,
                                                 .number_count = 6,
-                                                .update = update_adam};
+                                                .run = run_adam};
 
 static td_status check(const struct td__optimizer_kind *kind, const td_adam_options *options,
                        struct td__optim_numbers *numbers)

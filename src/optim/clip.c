@@ -1,80 +1,127 @@
-/* Gradient clipping. The norm is that of all gradients as one vector, summed in f64: threads sum
- * blocks of each gradient, and the block sums are added in order. */
+/* Gradient clipping. Each device computes the norm of its gradients; where there are several, the norms are combined on
+ * one of them. The factor is computed there too, so that the host waits for an accelerator only where it has to know the
+ * norm itself. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "tensor/parallel_for.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- The norm ----------------------------------------------------------------------------------- */
+/* ---- The norm ------------------------------------------------------------------------------------- */
 
-enum { BLOCK = 32768 };
-
-/* The blocks of one gradient, and their sums. */
-struct blocks {
-    const void *data;
-    int64_t count;
-    bool wide;
-    double type;
-    double *sums;
-};
-
-/* The sum of squares or powers of some elements, or the greatest absolute value. */
-static double measure_part(const void *data, int64_t count, bool wide, double type)
+static td_tensor *number_on(td_device *device)
 {
-    if (isinf(type))
-        return wide ? td__greatest_f64(data, count) : td__greatest_f32(data, count);
-    if (type == 2)
-        return wide ? td__sum_squares_f64(data, count) : td__sum_squares_f32(data, count);
-    return wide ? td__sum_powers_f64(data, count, type) : td__sum_powers_f32(data, count, type);
+    return td__empty("td_clip_grad_norm_", NULL, 0, TD_F64, device);
 }
 
-static void measure_blocks(void *arg, int64_t begin, int64_t end)
+/* The norm of the norms of all devices, on the first one. */
+static td_status combine(struct td__grads *grads, double type, td_tensor **total)
 {
-    const struct blocks *blocks = arg;
-    size_t size = blocks->wide ? sizeof(double) : sizeof(float);
-    for (int64_t b = begin; b < end; b++) {
-        int64_t left = blocks->count - b * BLOCK;
-        blocks->sums[b] = measure_part((const char *)blocks->data + (size_t)(b * BLOCK) * size,
-                                       left < BLOCK ? left : BLOCK, blocks->wide, blocks->type);
+    int count = grads->device_count;
+    td_device *first = grads->devices[0].device;
+    td_tensor **norms = calloc((size_t)count, sizeof *norms);
+    td_status status = norms ? TD_OK : td__fail_nomem("td_clip_grad_norm_");
+    for (int i = 0; i < count && !status; i++) {
+        norms[i] = td__number_to("td_clip_grad_norm_", first, grads->devices[i].number);
+        status = norms[i] ? TD_OK : td__error_status();
     }
-}
-
-/* Adds the contribution of one gradient to *sum. */
-static td_status measure(td_tensor *grad, double type, double *sum)
-{
-    struct blocks blocks = {
-        .count = grad->layout.numel, .wide = grad->layout.dtype == TD_F64, .type = type};
-    int64_t number = (blocks.count + BLOCK - 1) / BLOCK;
-    struct td__staged_tensor staged;
-    TD_TRY(td__staged_open(&staged, grad, blocks.wide));
-    blocks.data = staged.data;
-    blocks.sums = malloc((size_t)(number + 1) * sizeof *blocks.sums);
-    td_status status = blocks.sums ? TD_OK : td__fail_nomem("td_clip_grad_norm_");
+    td_tensor *number = status ? NULL : number_on(first);
     if (!status)
-        td__parallel_for(number, 1, measure_blocks, &blocks);
-    for (int64_t b = 0; b < number && !status; b++) {
-        double part = blocks.sums[b];
-        *sum = !isinf(type) ? *sum + part : part > *sum || isnan(part) ? part : *sum;
-    }
-    free(blocks.sums);
-    td_status closed = td__staged_close(&staged, false);
-    return status ? status : closed;
+        status = number ? td__kernels_of(number)->norm(number, norms, count, type)
+                        : td__error_status();
+    for (int i = 0; i < count && norms; i++)
+        td_tensor_release(norms[i]);
+    free(norms);
+    if (status)
+        td_tensor_release(number);
+    else
+        *total = number;
+    return status;
 }
 
-static td_status find_norm(td_tensor *const *parameters, int count, double type, double *norm)
+/* One element with the norm of all gradients. */
+static td_status find_norm(struct td__grads *grads, double type, td_tensor **total)
 {
-    double sum = 0;
-    for (int i = 0; i < count; i++) {
-        td_tensor *grad = td_tensor_grad(parameters[i]);
-        if (grad)
-            TD_TRY(measure(grad, type, &sum));
+    for (int i = 0; i < grads->device_count; i++) {
+        struct td__device_grads *group = &grads->devices[i];
+        group->number = number_on(group->device);
+        if (!group->number)
+            return td__error_status();
+        TD_TRY(td__kernels_of(group->number)->norm(group->number, group->list, group->count, type));
     }
-    *norm = isinf(type) ? sum : type == 2 ? sqrt(sum) : pow(sum, 1 / type);
+    if (grads->device_count > 1)
+        return combine(grads, type, total);
+    *total = td_tensor_retain(grads->devices[0].number);
     return TD_OK;
+}
+
+/* Waits for an accelerator. */
+static td_status read_number(td_tensor *number, double *value)
+{
+    td_tensor *copy = td__to_host("td_clip_grad_norm_", number);
+    if (!copy)
+        return td__error_status();
+    *value = *(double *)td_tensor_data(copy);
+    td_tensor_release(copy);
+    return TD_OK;
+}
+
+/* ---- Scaling -------------------------------------------------------------------------------------- */
+
+/* The norm becomes min(1, max_norm / (norm + 1e-6)), where it is. */
+static td_status make_factor(td_tensor *number, double max_norm)
+{
+    const td_kernels *kernels = td__kernels_of(number);
+    TD_TRY(kernels->binary_scalar(TD_BINARY_ADD, number, number, 1e-6, false));
+    TD_TRY(kernels->binary_scalar(TD_BINARY_DIV, number, number, max_norm, true));
+    return kernels->clamp(number, number, 0, 1);
+}
+
+static td_status scale_all(struct td__grads *grads, td_tensor *factor)
+{
+    for (int i = 0; i < grads->device_count; i++) {
+        const struct td__device_grads *group = &grads->devices[i];
+        for (int k = 0; k < group->count; k++)
+            TD_TRY(td__prepare_write(group->list[k]));
+        td_tensor *here = td__number_to("td_clip_grad_norm_", group->device, factor);
+        if (!here)
+            return td__error_status();
+        td_status status = td__kernels_of(here)->scale(group->list, group->count, here);
+        td_tensor_release(here);
+        TD_TRY(status);
+        for (int k = 0; k < group->count; k++)
+            td__tensor_bump_version(group->list[k]);
+    }
+    return TD_OK;
+}
+
+/* *norm, where not NULL, gets the norm. */
+static td_status clip(struct td__grads *grads, double max_norm, double type, bool only_finite,
+                      double *norm)
+{
+    td_tensor *total = NULL;
+    if (grads->device_count == 0)
+        return TD_OK;
+    TD_TRY(find_norm(grads, type, &total));
+    td_status status = TD_OK;
+    double value = NAN;
+    bool known = norm || only_finite || td__on_host(total);
+    if (known)
+        status = read_number(total, &value);
+    if (!status && only_finite && !isfinite(value))
+        status = td_fail(TD_ERR_INVALID, "td_clip_grad_norm_: the norm of the gradients is %g",
+                         value);
+    if (!status && !(known && max_norm / (value + 1e-6) >= 1)) {
+        status = make_factor(total, max_norm);
+        if (!status)
+            status = scale_all(grads, total);
+    }
+    if (!status && norm)
+        *norm = value;
+    td_tensor_release(total);
+    return status;
 }
 
 /* ---- The calls ---------------------------------------------------------------------------------- */
@@ -95,22 +142,16 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
         return td_fail(TD_ERR_INVALID,
                        "%s: max_norm is %g and norm_type %g; neither may be negative", call,
                        max_norm, type);
-    double total = 0;
-    TD_TRY(find_norm(parameters, count, type, &total));
-    if (options && options->error_if_nonfinite && !isfinite(total))
-        return td_fail(TD_ERR_INVALID, "%s: the norm of the gradients is %g", call, total);
-    double factor = max_norm / (total + 1e-6);
-    for (int i = 0; i < count && !(factor >= 1); i++) {
-        td_tensor *grad = td_tensor_grad(parameters[i]);
-        if (!grad)
-            continue;
-        TD_TRY(td__prepare_write(grad));
-        TD_TRY(td__kernels_of(grad)->binary_scalar(TD_BINARY_MUL, grad, grad, factor, false));
-        td__tensor_bump_version(grad);
-    }
-    if (norm)
-        *norm = total;
-    return TD_OK;
+    struct td__grads grads = {0};
+    td_status status = td__find_grads(call, parameters, count, &grads);
+    double value = 0;
+    if (!status)
+        status = clip(&grads, max_norm, type, options && options->error_if_nonfinite,
+                      norm ? &value : NULL);
+    if (!status && norm)
+        *norm = value;
+    td__free_grads(&grads);
+    return status;
 }
 
 td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double limit)

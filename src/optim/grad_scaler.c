@@ -2,12 +2,12 @@
  * by its reciprocal, rounded to f32.
  *
  * An optimizer goes through three stages in an iteration, ready, unscaled, stepped; the scaler has an entry for each
- * optimizer that has left the first one, until td_grad_scaler_update(). */
+ * optimizer that has left the first one, until td_grad_scaler_update(). Whether a gradient is infinite is known on the
+ * device at first: the host waits for it only when a step depends on it. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "tensor/parallel_for.h"
 
 #include <tandem/amp.h>
 #include <tandem/ops.h>
@@ -17,6 +17,8 @@
 
 struct iteration {
     const td_optimizer *optimizer; /* compared only */
+    td_tensor *
+        found; /* one f32 on the device, not 0 if a gradient is not finite; NULL: was read, or has no gradients */
     bool found_inf;
     bool stepped;
 };
@@ -77,10 +79,18 @@ td_grad_scaler *td_grad_scaler_create(const td_grad_scaler_options *options)
     return scaler;
 }
 
+/* Ends an iteration. */
+static void forget(td_grad_scaler *scaler)
+{
+    while (scaler->count > 0)
+        td_tensor_release(scaler->iterations[--scaler->count].found);
+}
+
 void td_grad_scaler_destroy(td_grad_scaler *scaler)
 {
     if (!scaler)
         return;
+    forget(scaler);
     free(scaler->iterations);
     free(scaler);
 }
@@ -114,46 +124,74 @@ td_tensor *td_grad_scaler_scale(td_grad_scaler *scaler, td_tensor *loss)
 
 /* ---- Gradients -------------------------------------------------------------------------------------- */
 
-/* One gradient, for the threads. */
-struct unscaling {
-    void *data;
-    bool wide;
-    float inverse;
-    atomic_bool found_inf;
-};
-
-static void unscale_range(void *arg, int64_t begin, int64_t end)
+/* Unscales the gradients of one device. Not before all memory is there: group->number says what was found. */
+static td_status unscale_device(struct td__device_grads *group, float inverse)
 {
-    struct unscaling *unscaling = arg;
-    const float inverse = unscaling->inverse;
-    bool finite = true;
-    if (unscaling->wide) {
-        double *grad = unscaling->data;
-        for (int64_t i = begin; i < end; i++) {
-            finite &= isfinite(grad[i]) != 0;
-            grad[i] *= (double)inverse;
-        }
-    } else {
-        float *grad = unscaling->data;
-        for (int64_t i = begin; i < end; i++) {
-            finite &= isfinite(grad[i]) != 0;
-            grad[i] *= inverse;
-        }
-    }
-    if (!finite)
-        atomic_store(&unscaling->found_inf, true);
+    for (int i = 0; i < group->count; i++)
+        TD_TRY(td__prepare_write(group->list[i]));
+    TD_TRY(td__kernels_of(group->number)
+               ->unscale(group->list, group->count, (double)inverse, group->number));
+    for (int i = 0; i < group->count; i++)
+        td__tensor_bump_version(group->list[i]);
+    return TD_OK;
 }
 
-static td_status unscale_grad(td_tensor *grad, float inverse, bool *found_inf)
+/* *found gets what all devices have found, on the first one. */
+static td_status unscale_all(const char *call, struct td__grads *grads, float inverse,
+                             td_tensor **found)
 {
-    struct unscaling unscaling = {.wide = grad->layout.dtype == TD_F64, .inverse = inverse};
-    struct td__staged_tensor staged;
-    TD_TRY(td__prepare_write(grad));
-    TD_TRY(td__staged_open(&staged, grad, unscaling.wide));
-    unscaling.data = staged.data;
-    td__parallel_for(grad->layout.numel, TD__GRAIN, unscale_range, &unscaling);
-    *found_inf |= atomic_load(&unscaling.found_inf);
-    return td__staged_close(&staged, true);
+    for (int i = 0; i < grads->device_count; i++) {
+        struct td__device_grads *group = &grads->devices[i];
+        group->number = td__empty(call, NULL, 0, TD_F32, group->device);
+        if (!group->number)
+            return td__error_status();
+        TD_TRY(td__kernels_of(group->number)->fill(group->number, 0));
+    }
+    for (int i = 0; i < grads->device_count; i++)
+        TD_TRY(unscale_device(&grads->devices[i], inverse));
+    for (int i = 1; i < grads->device_count; i++) {
+        td_tensor *first = grads->devices[0].number;
+        td_tensor *other = td__number_to(call, first->storage->device, grads->devices[i].number);
+        if (!other)
+            return td__error_status();
+        td_status status = td__kernels_of(first)->binary(TD_BINARY_MAXIMUM, first, first, other);
+        td_tensor_release(other);
+        TD_TRY(status);
+    }
+    *found = grads->device_count ? td_tensor_retain(grads->devices[0].number) : NULL;
+    return TD_OK;
+}
+
+static td_status unscale_grads(const char *call, const td_optimizer *optimizer, float inverse,
+                               td_tensor **found)
+{
+    td_tensor **list = malloc(((size_t)optimizer->count + 1) * sizeof *list);
+    if (!list)
+        return td__fail_nomem(call);
+    for (int i = 0; i < optimizer->count; i++)
+        list[i] = optimizer->parameters[i].tensor;
+    struct td__grads grads = {0};
+    td_status status = td__find_grads(call, list, optimizer->count, &grads);
+    if (!status)
+        status = unscale_all(call, &grads, inverse, found);
+    td__free_grads(&grads);
+    free(list);
+    return status;
+}
+
+/* Waits for an accelerator, once in an iteration. */
+static td_status read_found(const char *call, struct iteration *iteration)
+{
+    if (!iteration->found)
+        return TD_OK;
+    td_tensor *copy = td__to_host(call, iteration->found);
+    if (!copy)
+        return td__error_status();
+    iteration->found_inf = *(float *)td_tensor_data(copy) != 0;
+    td_tensor_release(copy);
+    td_tensor_release(iteration->found);
+    iteration->found = NULL;
+    return TD_OK;
 }
 
 static struct iteration *find_iteration(const td_grad_scaler *scaler, const td_optimizer *optimizer)
@@ -178,11 +216,7 @@ static td_status unscale(const char *call, td_grad_scaler *scaler, const td_opti
     }
     struct iteration iteration = {.optimizer = optimizer};
     const float inverse = (float)(1 / (double)scaler->scale);
-    for (int i = 0; i < optimizer->count; i++) {
-        td_tensor *grad = td_tensor_grad(optimizer->parameters[i].tensor);
-        if (grad)
-            TD_TRY(unscale_grad(grad, inverse, &iteration.found_inf));
-    }
+    TD_TRY(unscale_grads(call, optimizer, inverse, &iteration.found));
     scaler->iterations[scaler->count++] = iteration;
     return TD_OK;
 }
@@ -218,6 +252,7 @@ td_status td_grad_scaler_step(td_grad_scaler *scaler, td_optimizer *optimizer, b
         if (!iteration)
             TD_TRY(unscale(__func__, scaler, optimizer));
         iteration = find_iteration(scaler, optimizer);
+        TD_TRY(read_found(__func__, iteration));
     }
     bool skips = iteration && iteration->found_inf;
     if (!skips)
@@ -231,22 +266,25 @@ td_status td_grad_scaler_step(td_grad_scaler *scaler, td_optimizer *optimizer, b
 
 /* ---- The scale -------------------------------------------------------------------------------------- */
 
-static void adapt(td_grad_scaler *scaler)
+static td_status adapt(const char *call, td_grad_scaler *scaler)
 {
     bool found_inf = false;
-    for (int i = 0; i < scaler->count; i++)
+    for (int i = 0; i < scaler->count; i++) {
+        TD_TRY(read_found(call, &scaler->iterations[i]));
         found_inf |= scaler->iterations[i].found_inf;
+    }
     if (found_inf) {
         scaler->scale = (float)((double)scaler->scale * scaler->backoff_factor);
         scaler->growth_tracker = 0;
-        return;
+        return TD_OK;
     }
     if (++scaler->growth_tracker < scaler->growth_interval)
-        return;
+        return TD_OK;
     float grown = (float)((double)scaler->scale * scaler->growth_factor);
     if (!isinf(grown))
         scaler->scale = grown;
     scaler->growth_tracker = 0;
+    return TD_OK;
 }
 
 td_status td_grad_scaler_update(td_grad_scaler *scaler, double scale)
@@ -266,9 +304,9 @@ td_status td_grad_scaler_update(td_grad_scaler *scaler, double scale)
                        "td_grad_scaler_step() first",
                        __func__);
     } else {
-        adapt(scaler);
+        TD_TRY(adapt(__func__, scaler));
     }
-    scaler->count = 0;
+    forget(scaler);
     return TD_OK;
 }
 

@@ -1,10 +1,8 @@
-/* Optimizers: parameters, groups, and steps. What differs between the kinds is in sgd.c and adam.c,
- * and in the loops of update.c. */
+/* Optimizers: parameters and groups. What differs between the kinds is in sgd.c and adam.c. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "tensor/parallel_for.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -213,7 +211,7 @@ td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
     return TD_OK;
 }
 
-/* ---- Steps -------------------------------------------------------------------------------------- */
+/* ---- Gradients -------------------------------------------------------------------------------------- */
 
 td_status td_optimizer_zero_grad(td_optimizer *optimizer)
 {
@@ -221,95 +219,5 @@ td_status td_optimizer_zero_grad(td_optimizer *optimizer)
         return td__fail_null("td_optimizer_zero_grad");
     for (int i = 0; i < optimizer->count; i++)
         TD_TRY(td_tensor_zero_grad(optimizer->parameters[i].tensor));
-    return TD_OK;
-}
-
-/* Allocates the buffers at the first step. */
-static td_status make_buffers(struct td__parameter *parameter, int count)
-{
-    for (int b = 0; b < count; b++)
-        if (!parameter->buffers[b]) {
-            parameter->buffers[b] = td__zeros_like(parameter->tensor);
-            if (!parameter->buffers[b])
-                return TD_ERR_NOMEM;
-        }
-    return TD_OK;
-}
-
-/* A step of one parameter, elementwise, for the threads. */
-struct change {
-    const td_optimizer *optimizer;
-    const struct td__update *update;
-    const struct td__parameter *parameter;
-    bool first;
-};
-
-static void change_range(void *arg, int64_t begin, int64_t end)
-{
-    const struct change *change = arg;
-    const td_optimizer *optimizer = change->optimizer;
-    struct td__update part = *change->update;
-    size_t offset = (size_t)begin * (part.wide ? sizeof(double) : sizeof(float));
-    part.count = end - begin;
-    part.parameter = (char *)part.parameter + offset;
-    part.grad = (const char *)part.grad + offset;
-    for (int b = 0; b < TD__BUFFERS_MOST && part.buffers[b]; b++)
-        part.buffers[b] = (char *)part.buffers[b] + offset;
-    optimizer->kind->update(&part, &optimizer->numbers,
-                            &optimizer->groups[change->parameter->group], change->parameter->steps,
-                            change->first);
-}
-
-static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, td_tensor *grad)
-{
-    const struct td__optimizer_kind *kind = optimizer->kind;
-    int buffers = kind->buffer_count(&optimizer->numbers);
-    bool first = buffers > 0 && !parameter->buffers[0];
-    TD_TRY(make_buffers(parameter, buffers));
-
-    struct td__update update = {.count = parameter->tensor->layout.numel,
-                                .wide = parameter->tensor->layout.dtype == TD_F64};
-    td_tensor *tensors[2 + TD__BUFFERS_MOST] = {parameter->tensor, grad};
-    memcpy(tensors + 2, parameter->buffers, (size_t)buffers * sizeof tensors[0]);
-    for (int i = 0; i < 2 + buffers; i++)
-        if (i != 1)
-            TD_TRY(td__prepare_write(tensors[i]));
-    struct td__staged_tensor staged[2 + TD__BUFFERS_MOST] = {0};
-    td_status status = TD_OK;
-    int open = 0;
-    while (open < 2 + buffers &&
-           !(status = td__staged_open(&staged[open], tensors[open], update.wide)))
-        open++;
-    if (!status) {
-        update.parameter = staged[0].data;
-        update.grad = staged[1].data;
-        for (int b = 0; b < buffers; b++)
-            update.buffers[b] = staged[2 + b].data;
-        parameter->steps++;
-        td__parallel_for(update.count, TD__GRAIN, change_range,
-                         &(struct change){optimizer, &update, parameter, first});
-    }
-    bool changed = !status;
-    for (int i = 0; i < open; i++) {
-        td_status closed = td__staged_close(&staged[i], changed && i != 1);
-        status = status ? status : closed;
-    }
-    return status;
-}
-
-td_status td_optimizer_step(td_optimizer *optimizer)
-{
-    if (!optimizer)
-        return td__fail_null("td_optimizer_step");
-    for (int i = 0; i < optimizer->count; i++) {
-        struct td__parameter *parameter = &optimizer->parameters[i];
-        td_tensor *grad = td_tensor_grad(parameter->tensor);
-        if (!grad)
-            continue;
-        td_status status = step(optimizer, parameter, grad);
-        if (status)
-            return td_fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
-                           i, td__shape_of(parameter->tensor), td__error_text());
-    }
     return TD_OK;
 }

@@ -2,7 +2,6 @@
 #ifndef TD_OPTIM_OPTIMIZER_H
 #define TD_OPTIM_OPTIMIZER_H
 
-#include "optim/update.h"
 #include "tensor/tensor_internal.h"
 
 #include <tandem/optim.h>
@@ -32,13 +31,14 @@ struct td__optim_numbers {
     double maximize;
 };
 
-/* One parameter's data for a step, contiguous, f32 or (wide) f64. */
-struct td__update {
-    void *parameter;
-    const void *grad;
-    void *buffers[TD__BUFFERS_MOST];
-    int64_t count;
-    bool wide;
+/* One parameter's step: contiguous tensors of one dtype on one device, each with a reference. */
+struct td__step {
+    struct td__parameter *parameter;
+    td_tensor *tensor; /* the parameter itself, or a copy of one with other strides */
+    td_tensor *grad;
+    td_tensor *buffers[TD__BUFFERS_MOST];
+    int64_t number; /* this step's, from 1 on */
+    bool first;     /* the buffers are new, and full of zeros */
 };
 
 /* A number of td__optim_numbers as it is named in a state. */
@@ -55,9 +55,8 @@ struct td__optimizer_kind {
     bool counts_steps; /* a part of the state */
     const struct td__optim_number *numbers;
     int number_count;
-    /** One step. `first`: the buffers are new, and full of zeros. */
-    void (*update)(const struct td__update *update, const struct td__optim_numbers *numbers,
-                   const struct td__parameter_group *group, int64_t steps, bool first);
+    /** Calls the device's kernel, once, for `count` parameters of one device, at least one: all or nothing. */
+    td_status (*run)(const td_optimizer *optimizer, const struct td__step *steps, int count);
 };
 
 struct td_optimizer {
@@ -85,17 +84,29 @@ td_status td__check_number(const char *call, const char *what, double value, dou
 /** The parameters of a module as a list, for free(); they are the module's. */
 td_status td__parameter_list(const char *call, td_module *module, td_tensor ***list, int *count);
 
-/* ---- Staged tensors: contiguous elements, as f32 or f64 -------------------------------- */
+/* ---- Gradients by device (grads_by_device.c) ------------------------------------------------- */
 
-struct td__staged_tensor {
-    td_tensor *tensor; /* not retained */
-    td_tensor *copy;   /* NULL: the tensor's own memory is used */
-    void *data;
+/* Gradients of one device; the host's numbered devices are the host here. */
+struct td__device_grads {
+    td_device *device;
+    td_tensor **list; /* in struct td__grads */
+    int count;
+    td_tensor *
+        number; /* for the user of the struct: a result of the device, released at the end; or NULL */
 };
 
-/** TD_ERR_UNSUPPORTED if the host cannot access the memory. */
-td_status td__staged_open(struct td__staged_tensor *staged, td_tensor *tensor, bool wide);
-/** With `write`, copies the elements back to the tensor. */
-td_status td__staged_close(struct td__staged_tensor *staged, bool write);
+struct td__grads {
+    td_tensor **list;
+    struct td__device_grads *devices; /* an accelerator comes first, where there is one */
+    int device_count;
+};
+
+/** The gradients of parameters that have one. td__free_grads() in any case. */
+td_status td__find_grads(const char *call, td_tensor *const *parameters, int count,
+                         struct td__grads *grads);
+void td__free_grads(struct td__grads *grads);
+
+/** A tensor of one element as it is, or a copy of it on another device; one reference. */
+td_tensor *td__number_to(const char *call, td_device *device, td_tensor *number);
 
 #endif

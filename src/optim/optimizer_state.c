@@ -134,7 +134,20 @@ static td_status read_numbers(struct loading *loading, const td_optimizer *optim
     return TD_OK;
 }
 
-/* A copy of a tensor of the state as a buffer of the parameter. */
+/* Copies between any two devices and dtypes; converts where `from` is. */
+static td_status copy_to(td_tensor *to, td_tensor *from)
+{
+    if (to->storage->device == from->storage->device)
+        return td__kernels_of(from)->copy(to, from);
+    td_tensor *converted = td__empty_like_as(from, to->layout.dtype);
+    td_status status = converted ? td__kernels_of(from)->copy(converted, from) : TD_ERR_NOMEM;
+    if (!status)
+        status = td__transfer("td_optimizer_load_state", to, converted, false);
+    td_tensor_release(converted);
+    return status;
+}
+
+/* A copy of a tensor of the state as a buffer of the parameter, on its device. */
 static td_status read_buffer(struct loading *loading, const char *name,
                              struct td__parameter *parameter, int buffer)
 {
@@ -148,7 +161,7 @@ static td_status read_buffer(struct loading *loading, const char *name,
     parameter->buffers[buffer] = td__empty_like(parameter->tensor);
     if (!parameter->buffers[buffer])
         return TD_ERR_NOMEM;
-    return td__kernels_of(from)->copy(parameter->buffers[buffer], from);
+    return copy_to(parameter->buffers[buffer], from);
 }
 
 static td_status read_parameter(struct loading *loading, const td_optimizer *optimizer, int index)

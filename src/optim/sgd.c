@@ -11,22 +11,30 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
-static void update_sgd(const struct td__update *update, const struct td__optim_numbers *numbers,
-                       const struct td__parameter_group *group, int64_t steps, bool first)
+static td_status run_sgd(const td_optimizer *optimizer, const struct td__step *steps, int count)
 {
-    (void)steps;
-    struct td__sgd_step step = {.lr = group->lr,
-                                .momentum = numbers->momentum,
-                                .dampening = numbers->dampening,
-                                .weight_decay = group->weight_decay,
-                                .nesterov = numbers->nesterov != 0,
-                                .maximize = numbers->maximize != 0,
-                                .first = first};
-    if (update->wide)
-        td__sgd_f64(update->parameter, update->grad, update->buffers[0], update->count, &step);
-    else
-        td__sgd_f32(update->parameter, update->grad, update->buffers[0], update->count, &step);
+    const struct td__optim_numbers *numbers = &optimizer->numbers;
+    td_sgd_update *updates = malloc((size_t)count * sizeof *updates);
+    if (!updates)
+        return td__fail_nomem("td_sgd");
+    for (int i = 0; i < count; i++) {
+        const struct td__parameter_group *group = &optimizer->groups[steps[i].parameter->group];
+        updates[i] = (td_sgd_update){.parameter = steps[i].tensor,
+                                     .grad = steps[i].grad,
+                                     .buffer = steps[i].buffers[0],
+                                     .lr = group->lr,
+                                     .momentum = numbers->momentum,
+                                     .dampening = numbers->dampening,
+                                     .weight_decay = group->weight_decay,
+                                     .nesterov = numbers->nesterov != 0,
+                                     .maximize = numbers->maximize != 0,
+                                     .first = steps[i].first};
+    }
+    td_status status = td__kernels_of(steps[0].tensor)->sgd(updates, count);
+    free(updates);
+    return status;
 }
 
 static int count_buffers(const struct td__optim_numbers *numbers)
@@ -46,7 +54,7 @@ static const struct td__optimizer_kind sgd = {.name = "td_sgd",
                                               .buffer_count = count_buffers,
                                               .numbers = numbers_of_sgd,
                                               .number_count = 4,
-                                              .update = update_sgd};
+                                              .run = run_sgd};
 
 static td_status check(const td_sgd_options *options, struct td__optim_numbers *numbers)
 {

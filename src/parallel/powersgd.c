@@ -156,7 +156,8 @@ static td_status fill(const struct td_powersgd *p, struct compressed *c, td_buck
     }
     c->matrices = calloc((size_t)count + 1, sizeof *c->matrices);
     c->plains = calloc((size_t)count + 1, sizeof *c->plains);
-    c->generator = td_generator_create(p->options.seed + (uint64_t)td_bucket_index(bucket));
+    c->generator = td_generator_create(p->options.seed + (uint64_t)td_bucket_index(bucket),
+                                       buffer->storage->device);
     if (!c->matrices || !c->plains || !c->generator)
         return td__fail_nomem("PowerSGD");
     int64_t at[3] = {0};

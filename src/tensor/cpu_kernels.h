@@ -68,6 +68,21 @@ td_status td__cpu_dropout(td_tensor *out, td_tensor *keep, const td_tensor *x, d
 td_status td__cpu_dropout_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *keep,
                                double p, int64_t block);
 
+/* ---- Random numbers (random_fill.c) ------------------------------------------------------------ */
+
+td_status td__cpu_uniform(td_tensor *out, double from, double to, td_generator *generator);
+td_status td__cpu_normal(td_tensor *out, double mean, double std, td_generator *generator);
+td_status td__cpu_bernoulli(td_tensor *out, double p, td_generator *generator);
+td_status td__cpu_random_range(td_tensor *out, int64_t from, uint64_t range,
+                               td_generator *generator);
+
+/* ---- Optimizers, and lists of tensors ---------------------------------------------------------- */
+
+td_status td__cpu_sgd(const td_sgd_update *updates, int count);
+td_status td__cpu_adam(const td_adam_update *updates, int count);
+td_status td__cpu_norm(td_tensor *out, td_tensor *const *x, int count, double power);
+td_status td__cpu_unscale(td_tensor *const *x, int count, double factor, td_tensor *found);
+
 /* ---- Products and pooling -------------------------------------------------------------------- */
 
 td_status td__cpu_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,

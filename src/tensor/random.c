@@ -1,155 +1,12 @@
-/* Filling tensors with random numbers.
- *
- * A distribution (random_distributions.h) draws the next numbers into an array. fill() draws into the
- * tensor's memory if that is contiguous, and otherwise into a buffer that it then scatters. Which element
- * gets which number follows PyTorch's iteration: dimensions are sorted by their strides first, so that a
- * transposed tensor gets the numbers in the order of its memory. */
+/* Filling tensors with random numbers, and making them: checks, and the choice of the generator. The kernels of the
+ * tensor's device draw; random_fill.c has the host's. */
 #include "base/fail.h"
-#include "tensor/random_internal.h"
 #include "tensor/random_distributions.h"
 #include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-/* ---- Where the numbers go -------------------------------------------------------------------- */
-
-/* Whether dimension `a`, which runs faster, should be behind `b`: 1 yes, 0 does not matter, -1 no. */
-static int should_swap(const struct td__layout *layout, int a, int b)
-{
-    int64_t stride_a = layout->strides[a], stride_b = layout->strides[b];
-    if (stride_a == 0 || stride_b == 0)
-        return 0;
-    if (stride_a != stride_b)
-        return stride_a < stride_b ? -1 : 1;
-    return layout->shape[a] > layout->shape[b];
-}
-
-/* The layout with its dimensions in the order of iteration, the first one running fastest, and
- * joined where two are one run. */
-static struct td__layout iteration_of(const struct td__layout *layout)
-{
-    int order[TD_MAX_DIMS];
-    for (int d = 0; d < layout->ndim; d++)
-        order[d] = layout->ndim - 1 - d;
-    for (int d = 1; d < layout->ndim; d++)
-        for (int at = d, before = d - 1; before >= 0; before--) {
-            int swap = should_swap(layout, order[before], order[at]);
-            if (swap < 0)
-                break;
-            if (swap > 0) {
-                int other = order[before];
-                order[before] = order[at];
-                order[at] = other;
-                at = before;
-            }
-        }
-
-    struct td__layout joined = {.dtype = layout->dtype, .numel = layout->numel};
-    for (int d = 0; d < layout->ndim; d++) {
-        int64_t size = layout->shape[order[d]], stride = layout->strides[order[d]];
-        int last = joined.ndim - 1;
-        if (size == 1)
-            continue;
-        if (last >= 0 && joined.strides[last] * joined.shape[last] == stride) {
-            joined.shape[last] *= size;
-            continue;
-        }
-        joined.shape[joined.ndim] = size;
-        joined.strides[joined.ndim++] = stride;
-    }
-    return joined;
-}
-
-/* The offset of element `index` in the order of iteration. */
-static int64_t offset_of(const struct td__layout *iteration, int64_t index)
-{
-    int64_t offset = 0;
-    for (int d = 0; d < iteration->ndim; d++) {
-        offset += index % iteration->shape[d] * iteration->strides[d];
-        index /= iteration->shape[d];
-    }
-    return offset;
-}
-
-static void scatter(const struct td__layout *iteration, char *data, int64_t first, const char *from,
-                    int64_t count)
-{
-    size_t size = td_dtype_size(iteration->dtype);
-    for (int64_t i = 0; i < count;) {
-        int64_t run = iteration->shape[0] - (first + i) % iteration->shape[0];
-        run = run < count - i ? run : count - i;
-        char *to = data + offset_of(iteration, first + i) * (int64_t)size;
-        for (int64_t k = 0; k < run; k++, i++, to += iteration->strides[0] * (int64_t)size)
-            memcpy(to, from + (size_t)i * size, size);
-    }
-}
-
-/* Fills the whole tensor, under the generator's lock. */
-static void fill(td_tensor *tensor, const struct td__distribution *distribution,
-                 td_generator *generator)
-{
-    _Alignas(64) char block[TD__RANDOM_BLOCK * sizeof(double)];
-    struct td__layout iteration = iteration_of(&tensor->layout);
-    size_t size = td_dtype_size(iteration.dtype);
-    bool one_run = iteration.ndim == 0 || (iteration.ndim == 1 && iteration.strides[0] == 1);
-    char *data = td_tensor_data(tensor);
-    td__tensor_bump_version(tensor);
-    generator = td__generator_lock(generator);
-    for (int64_t at = 0; at < iteration.numel; at += TD__RANDOM_BLOCK) {
-        int64_t count = iteration.numel - at < TD__RANDOM_BLOCK ? iteration.numel - at
-                                                                : TD__RANDOM_BLOCK;
-        distribution->draw(generator, distribution, one_run ? data + (size_t)at * size : block,
-                           count);
-        if (!one_run)
-            scatter(&iteration, data, at, block, count);
-    }
-    td__generator_unlock(generator);
-}
-
-/* ---- Contiguous tensors ---------------------------------------------------------------------------- */
-
-/* A contiguous tensor of 16 elements and more. If their number is not a multiple of 16, the last 16 are drawn
- * again. */
-static void fill_normal_groups(td_tensor *tensor, const struct td__distribution *distribution,
-                               td_generator *generator)
-{
-    char *data = td_tensor_data(tensor);
-    size_t size = td_dtype_size(distribution->dtype);
-    td__tensor_bump_version(tensor);
-    int64_t whole = tensor->layout.numel / TD__NORMAL_GROUP * TD__NORMAL_GROUP,
-            rest = tensor->layout.numel - whole;
-    generator = td__generator_lock(generator);
-    for (int64_t at = 0; at < whole; at += TD__RANDOM_BLOCK)
-        td__draw_normal_groups(generator, distribution, data + (size_t)at * size,
-                               whole - at < TD__RANDOM_BLOCK ? whole - at : TD__RANDOM_BLOCK);
-    if (rest) {
-        uint32_t unused[2 * TD__NORMAL_GROUP];
-        td__mt19937_fill(&generator->engine, unused,
-                         distribution->dtype == TD_F64 ? 2 * rest : rest);
-        td__draw_normal_groups(generator, distribution,
-                               data + (size_t)(whole + rest - TD__NORMAL_GROUP) * size,
-                               TD__NORMAL_GROUP);
-    }
-    td__generator_unlock(generator);
-}
-
-void td__dropout_mask(td_generator *generator, unsigned char *mask, int64_t n, double p)
-{
-    if (p <= 0 || p >= 1) {
-        if (n > 0)
-            memset(mask, p <= 0, (size_t)n);
-        return;
-    }
-    struct td__distribution distribution = {.dtype = TD_BOOL, .p = 1 - p};
-    generator = td__generator_lock(generator);
-    for (int64_t at = 0; at < n; at += TD__RANDOM_BLOCK)
-        td__draw_bernoulli(generator, &distribution, mask + at,
-                           n - at < TD__RANDOM_BLOCK ? n - at : TD__RANDOM_BLOCK);
-    td__generator_unlock(generator);
-}
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
@@ -173,21 +30,20 @@ static td_status check_dtype(const char *call, td_dtype dtype, bool floats_only)
     return TD_OK;
 }
 
-static td_status check_tensor(const char *call, const td_tensor *tensor, bool floats_only)
+/* Also finds the generator of the tensor's device, for NULL. */
+static td_status check_tensor(const char *call, const td_tensor *tensor, bool floats_only,
+                              td_generator **generator)
 {
     if (!tensor)
         return td__fail_null(call);
     TD_TRY(check_dtype(call, tensor->layout.dtype, floats_only));
-    if (!td__on_host(tensor))
-        return td_fail(TD_ERR_UNSUPPORTED,
-                       "%s: the tensor is on %s; fill one on cpu and move it with td_tensor_to()",
-                       call, tensor->storage->device->name);
     if (td__layout_repeats(&tensor->layout))
         return td_fail(TD_ERR_INVALID,
                        "%s: elements of the tensor share memory, its strides are %s; fill a "
                        "td_clone() of it",
                        call, td__shape_text(tensor->layout.strides, tensor->layout.ndim));
-    return td__prepare_write(tensor);
+    *generator = td__generator_for(call, tensor->storage->device, *generator);
+    return *generator ? td__prepare_write(tensor) : td__error_status();
 }
 
 /* The integers that a dtype holds, each exactly. The largest one of u64 is not needed. */
@@ -229,8 +85,7 @@ static td_status check_range(const char *call, td_dtype dtype, int64_t from, int
 
 /* ---- Public: filling ------------------------------------------------------------------------- */
 
-/* Rounded as the dtype holds it. */
-static double as_dtype(td_dtype dtype, double x)
+double td__as_dtype(td_dtype dtype, double x)
 {
     if (dtype == TD_F64)
         return x;
@@ -240,97 +95,97 @@ static double as_dtype(td_dtype dtype, double x)
                            : td_bf16_to_f32(td_f32_to_bf16((float)x));
 }
 
+/* After a kernel. */
+static td_status changed(td_tensor *tensor, td_status status)
+{
+    if (!status)
+        td__tensor_bump_version(tensor);
+    return status;
+}
+
 td_status td_uniform_(td_tensor *tensor, double from, double to, td_generator *generator)
 {
-    TD_TRY(check_tensor("td_uniform_", tensor, true));
+    TD_TRY(check_tensor("td_uniform_", tensor, true, &generator));
     td_dtype dtype = tensor->layout.dtype;
-    double low = as_dtype(dtype, from);
-    double range = as_dtype(dtype, as_dtype(dtype, to) - low);
+    double low = td__as_dtype(dtype, from);
+    double range = td__as_dtype(dtype, td__as_dtype(dtype, to) - low);
     if (!(from <= to) || !isfinite(low) || !isfinite(range))
         return td_fail(TD_ERR_INVALID,
                        "td_uniform_: from %g to %g is not a range of %s: both must be finite, the "
                        "first one not above the second one, and their difference finite",
                        from, to, td_dtype_name(dtype));
-    struct td__distribution distribution = {
-        .draw = td__draw_uniform, .dtype = dtype, .from = low, .range = range};
-    fill(tensor, &distribution, generator);
-    return TD_OK;
+    return changed(tensor, td__kernels_of(tensor)->uniform(tensor, from, to, generator));
 }
 
 td_status td_normal_(td_tensor *tensor, double mean, double std, td_generator *generator)
 {
-    TD_TRY(check_tensor("td_normal_", tensor, true));
+    TD_TRY(check_tensor("td_normal_", tensor, true, &generator));
     if (!(std >= 0))
         return td_fail(TD_ERR_INVALID,
                        "td_normal_: the standard deviation is %g; it must be 0 or above", std);
-    struct td__distribution distribution = {
-        .draw = td__draw_normal, .dtype = tensor->layout.dtype, .from = mean, .range = std};
-    if (tensor->layout.numel >= TD__NORMAL_GROUP && td__layout_is_contiguous(&tensor->layout))
-        fill_normal_groups(tensor, &distribution, generator);
-    else
-        fill(tensor, &distribution, generator);
-    return TD_OK;
+    return changed(tensor, td__kernels_of(tensor)->normal(tensor, mean, std, generator));
 }
 
 td_status td_bernoulli_(td_tensor *tensor, double p, td_generator *generator)
 {
-    TD_TRY(check_tensor("td_bernoulli_", tensor, false));
+    TD_TRY(check_tensor("td_bernoulli_", tensor, false, &generator));
     if (!(p >= 0 && p <= 1))
         return td_fail(TD_ERR_INVALID,
                        "td_bernoulli_: the probability is %g; it must be from 0 to 1", p);
-    struct td__distribution distribution = {
-        .draw = td__draw_bernoulli, .dtype = tensor->layout.dtype, .p = p};
-    fill(tensor, &distribution, generator);
-    return TD_OK;
+    return changed(tensor, td__kernels_of(tensor)->bernoulli(tensor, p, generator));
 }
 
 td_status td_random_(td_tensor *tensor, td_generator *generator)
 {
-    TD_TRY(check_tensor("td_random_", tensor, false));
+    TD_TRY(check_tensor("td_random_", tensor, false, &generator));
     td_dtype dtype = tensor->layout.dtype;
     int64_t least, most;
     bounds_of(dtype, &least, &most);
-    struct td__distribution distribution = {
-        .draw = td__draw_integers, .dtype = dtype, .modulus = (uint64_t)most + 1};
-    distribution.wide = dtype == TD_I64 || dtype == TD_U64 || dtype == TD_F64;
-    if (dtype == TD_U64)
-        distribution.modulus = 0;
-    fill(tensor, &distribution, generator);
-    return TD_OK;
+    uint64_t range = dtype == TD_U64 ? 0 : (uint64_t)most + 1;
+    return changed(tensor, td__kernels_of(tensor)->random_range(tensor, 0, range, generator));
 }
 
 td_status td_random_range_(td_tensor *tensor, int64_t from, int64_t to, td_generator *generator)
 {
-    TD_TRY(check_tensor("td_random_range_", tensor, false));
+    TD_TRY(check_tensor("td_random_range_", tensor, false, &generator));
     TD_TRY(check_range("td_random_range_", tensor->layout.dtype, from, to));
     uint64_t range = (uint64_t)to - (uint64_t)from;
-    struct td__distribution distribution = {.draw = td__draw_integers,
-                                            .dtype = tensor->layout.dtype,
-                                            .modulus = range,
-                                            .base = (uint64_t)from,
-                                            .wide = range >= UINT64_C(1) << 32};
-    fill(tensor, &distribution, generator);
-    return TD_OK;
+    return changed(tensor, td__kernels_of(tensor)->random_range(tensor, from, range, generator));
 }
 
 /* ---- Public: making -------------------------------------------------------------------------- */
 
-/* All arguments are checked before the tensor is created, so that filling it cannot fail. */
+/* A tensor that is not adopted yet, on a device that may be NULL. */
+static td_tensor *new_tensor(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
+                             td_device *device)
+{
+    device = td__use_device(call, device);
+    return device ? td__empty(call, shape, ndim, dtype, device) : NULL;
+}
+
+/* Hands a tensor out, or releases it if it could not be filled. */
+static td_tensor *made(td_tensor *tensor, td_status status)
+{
+    if (!status)
+        return td__adopt(tensor);
+    td_tensor_release(tensor);
+    return NULL;
+}
 
 td_tensor *td_rand(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
 {
     if (check_dtype("td_rand", dtype, true))
         return NULL;
-    td_tensor *tensor = td_empty(shape, ndim, dtype, device);
-    return tensor && td_uniform_(tensor, 0, 1, NULL) == TD_OK ? tensor : NULL;
+    td_tensor *tensor = new_tensor("td_rand", shape, ndim, dtype, device);
+    return tensor ? made(tensor, td_uniform_(tensor, 0, 1, NULL)) : NULL;
 }
 
 td_tensor *td_randn(const int64_t *shape, int ndim, td_dtype dtype, td_device *device)
 {
     if (check_dtype("td_randn", dtype, true))
         return NULL;
-    td_tensor *tensor = td_empty(shape, ndim, dtype, device);
-    return tensor && td_normal_(tensor, 0, 1, NULL) == TD_OK ? tensor : NULL;
+    td_tensor *tensor = new_tensor("td_randn", shape, ndim, dtype, device);
+    return tensor ? made(tensor, td_normal_(tensor, 0, 1, NULL)) : NULL;
 }
 
 td_tensor *td_randint(int64_t low, int64_t high, const int64_t *shape, int ndim, td_dtype dtype,
@@ -340,23 +195,30 @@ td_tensor *td_randint(int64_t low, int64_t high, const int64_t *shape, int ndim,
         return NULL;
     if (td_dtype_size(dtype) && check_range("td_randint", dtype, low, high))
         return NULL;
-    td_tensor *tensor = td_empty(shape, ndim, dtype, device);
-    return tensor && td_random_range_(tensor, low, high, NULL) == TD_OK ? tensor : NULL;
+    td_tensor *tensor = new_tensor("td_randint", shape, ndim, dtype, device);
+    return tensor ? made(tensor, td_random_range_(tensor, low, high, NULL)) : NULL;
 }
 
-/* A tensor of the scope, made on the host, as one on another device. */
-static td_tensor *on_device(td_tensor *tensor, td_device *device)
+/* A permutation as a tensor of the host; one reference. */
+static td_tensor *host_permutation(int64_t n, td_dtype dtype, td_generator *generator)
 {
-    device = td__use_device("td_randperm", device);
-    if (!device || device == tensor->storage->device)
-        return device ? tensor : NULL;
-    td_tensor *there = td__empty("td_randperm", tensor->layout.shape, 1, tensor->layout.dtype,
-                                 device);
-    if (there && td__transfer("td_randperm", there, tensor, false)) {
-        td_tensor_release(there);
-        return NULL;
+    td_tensor *tensor = td__empty("td_randperm", &n, 1, dtype, td__host_device());
+    int64_t *numbers = tensor && dtype == TD_I64 ? td_tensor_data(tensor) : NULL;
+    int64_t *aside = NULL;
+    if (tensor && dtype != TD_I64) {
+        bool fits = (uint64_t)n < SIZE_MAX / sizeof *aside;
+        numbers = aside = fits ? malloc((size_t)(n + 1) * sizeof *aside) : NULL;
+        if (!aside) {
+            td_tensor_release(tensor);
+            return td__fail_nomem("td_randperm"), NULL;
+        }
     }
-    return td__adopt(there);
+    if (tensor)
+        td__generator_permutation(generator, numbers, n);
+    for (int64_t i = 0; aside && i < n; i++)
+        td__put_integer(td_tensor_data(tensor), dtype, i, (uint64_t)aside[i]);
+    free(aside);
+    return tensor;
 }
 
 td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_device *device, td_generator *generator)
@@ -369,24 +231,19 @@ td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_device *device, td_gen
     }
     if (n > 0 && td_dtype_size(dtype) && check_range("td_randperm", dtype, 0, n))
         return NULL;
-    int64_t *aside = NULL;
-    if (dtype != TD_I64) {
-        aside = (uint64_t)n < SIZE_MAX / sizeof *aside ? malloc((size_t)(n + 1) * sizeof *aside)
-                                                       : NULL;
-        if (!aside) {
-            td__fail_nomem("td_randperm");
-            return NULL;
-        }
-    }
-    td_tensor *tensor = td_empty(&n, 1, dtype, td__host_device());
-    if (tensor) {
-        int64_t *numbers = aside ? aside : td_tensor_data(tensor);
-        td__generator_permutation(generator, numbers, n);
-        for (int64_t i = 0; aside && i < n; i++)
-            td__put_integer(td_tensor_data(tensor), dtype, i, (uint64_t)aside[i]);
-    }
-    free(aside);
-    return tensor ? on_device(tensor, device) : NULL;
+    device = td__use_device("td_randperm", device);
+    if (!device)
+        return NULL;
+    bool of_host = !generator || !generator->counts;
+    generator = td__generator_for("td_randperm", of_host ? td__host_device() : device, generator);
+    td_tensor *tensor = generator ? host_permutation(n, dtype, generator) : NULL;
+    if (!tensor || device == td__host_device())
+        return td__adopt(tensor);
+    td_tensor *there = td__empty("td_randperm", &n, 1, dtype, device);
+    td_status status = there ? td__transfer("td_randperm", there, tensor, false)
+                             : td__error_status();
+    td_tensor_release(tensor);
+    return made(there, status);
 }
 
 td_tensor *td_randperm(int64_t n, td_dtype dtype, td_device *device)

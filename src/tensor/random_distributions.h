@@ -7,17 +7,19 @@
 /** How many numbers are drawn at a time, at most; a multiple of the group of normal numbers. */
 enum { TD__RANDOM_BLOCK = 512, TD__NORMAL_GROUP = 16 };
 
+enum td__distribution_kind { TD__UNIFORM, TD__NORMAL, TD__BERNOULLI, TD__INTEGERS };
+
 struct td__distribution {
-    /** Writes `count` numbers, at most TD__RANDOM_BLOCK, to `out`. The generator is locked. */
-    void (*draw)(td_generator *generator, const struct td__distribution *distribution, void *out,
-                 int64_t count);
+    enum td__distribution_kind kind;
     td_dtype dtype;
     double from, range; /* of uniform numbers; mean and standard deviation of normal ones */
     double p;           /* of ones among zeros */
     uint64_t modulus;   /* of integers; 0: all 64 bits */
     uint64_t base;      /* what is added to them */
-    bool wide;          /* each takes 64 bits of the generator */
+    bool wide;          /* mt19937: each takes 64 bits of the generator */
 };
+
+/* ---- From the Mersenne Twister. Each writes `count` numbers, at most TD__RANDOM_BLOCK; the generator is locked -------- */
 
 /** Uniform in [from, from + range). */
 void td__draw_uniform(td_generator *generator, const struct td__distribution *distribution,
@@ -41,6 +43,9 @@ void td__draw_bernoulli(td_generator *generator, const struct td__distribution *
 
 /** A floating-point dtype holds each integer exactly up to 2 to the power of this. */
 int td__float_digits(td_dtype dtype);
+
+/** Rounded as a floating-point dtype holds it (random.c). */
+double td__as_dtype(td_dtype dtype, double x);
 
 /** The bits of `x` in f16 or bf16. */
 uint16_t td__to_half(td_dtype dtype, float x);

@@ -32,16 +32,37 @@ void td__mt19937_fill(struct td__mt19937 *engine, uint32_t *numbers, int64_t cou
 
 struct td_generator {
     pthread_mutex_t lock; /* protects the rest; innermost */
+    td_device *device;    /* NULL: the host */
+    bool counts;          /* Philox, of an accelerator; otherwise mt19937 */
     struct td__mt19937 engine;
     bool has_normal; /* `normal` has the second number of a pair */
     double normal;
+    uint64_t seed, offset; /* of Philox: the next block */
+    td_generator *next;    /* of the default generators of accelerators */
 };
 
-/** Locks `generator`, or the default one for NULL, and returns it. */
+/** Locks `generator`, or the host's default one for NULL, and returns it. */
 td_generator *td__generator_lock(td_generator *generator);
 void td__generator_unlock(td_generator *generator);
 
-/** The next number, under the generator's lock. */
+/** The generator for a tensor on `device`: for NULL the device's default one. NULL, with an error that names both
+ *  devices, where it is that of another device. */
+td_generator *td__generator_for(const char *call, td_device *device, td_generator *generator);
+
+/** td_generator_take() for a generator of Philox that is locked. */
+void td__generator_advance(td_generator *generator, int64_t words, uint64_t *seed,
+                           uint64_t *offset);
+
+/** The default generators of accelerators that were used: the first for NULL, and the one after `generator`. */
+td_generator *td__next_default_generator(const td_generator *generator);
+
+/** The states of all default generators (generator_state.c), for free(); NULL without memory. */
+struct td__random_states *td__random_save(void);
+
+/** Restores them. Generators that did not exist then begin at their seed, as they would have. */
+void td__random_restore(const struct td__random_states *states);
+
+/** The next number, under the generator's lock; this and the next two: also with Philox, which takes a block for each. */
 uint32_t td__generator_u32(td_generator *generator);
 
 /** A number as the seed of another generator: torch.empty((), dtype=torch.int64).random_(). */
@@ -53,7 +74,7 @@ void td__generator_permutation(td_generator *generator, int64_t *numbers, int64_
 /**
  * What dropout keeps, where `p` is the probability that it drops an element: 1 or 0 in each byte.
  * The numbers are those of F.dropout() for `n` elements, and of F.dropout2d() where `n` is the number
- * of planes. Nothing is drawn for a `p` of 0 or 1.
+ * of planes. Nothing is drawn for a `p` of 0 or 1. With Philox: the numbers of td_bernoulli_(), for any `p`.
  */
 void td__dropout_mask(td_generator *generator, unsigned char *mask, int64_t n, double p);
 

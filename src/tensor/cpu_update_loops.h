@@ -1,4 +1,4 @@
-/* The loops of update.c for one type of elements. Included once for f32 and once for f64 with
+/* The loops of cpu_update.c for one type of elements. Included once for f32 and once for f64 with
  *     REAL        the type
  *     NAME(x)     x with the type's suffix
  *     FMA, SQRT   of the type
@@ -7,8 +7,7 @@
 
 static inline __attribute__((always_inline)) void
 NAME(sgd_loop)(REAL *restrict parameter, const REAL *restrict grad, REAL *restrict buffer,
-               int64_t count, const struct td__sgd_step *step, bool decay, bool momentum,
-               bool first)
+               int64_t count, const td_sgd_update *step, bool decay, bool momentum, bool first)
 {
     const REAL rate = (REAL)-step->lr, factor = (REAL)step->momentum;
     const REAL share = (REAL)(1 - step->dampening), weight_decay = (REAL)step->weight_decay;
@@ -27,8 +26,8 @@ NAME(sgd_loop)(REAL *restrict parameter, const REAL *restrict grad, REAL *restri
     }
 }
 
-TD__VECTOR void NAME(td__sgd)(REAL *parameter, const REAL *grad, REAL *buffer, int64_t count,
-                              const struct td__sgd_step *step)
+TD__VECTOR static void NAME(sgd)(REAL *parameter, const REAL *grad, REAL *buffer, int64_t count,
+                                 const td_sgd_update *step)
 {
     bool decay = step->weight_decay != 0;
     if (!buffer && !decay)
@@ -46,7 +45,7 @@ TD__VECTOR void NAME(td__sgd)(REAL *parameter, const REAL *grad, REAL *buffer, i
 static inline __attribute__((always_inline)) void
 NAME(adam_loop)(REAL *restrict parameter, const REAL *restrict grad, REAL *restrict mean,
                 REAL *restrict square, REAL *restrict greatest, int64_t count,
-                const struct td__adam_step *step, bool decay, bool keep_greatest)
+                const td_adam_update *step, bool decay, bool keep_greatest)
 {
     const REAL beta1 = (REAL)step->beta1, rest1 = (REAL)(1 - step->beta1);
     const REAL beta2 = (REAL)step->beta2, rest2 = (REAL)(1 - step->beta2);
@@ -73,8 +72,8 @@ NAME(adam_loop)(REAL *restrict parameter, const REAL *restrict grad, REAL *restr
     }
 }
 
-TD__VECTOR void NAME(td__adam)(REAL *parameter, const REAL *grad, REAL *mean, REAL *square,
-                               REAL *greatest, int64_t count, const struct td__adam_step *step)
+TD__VECTOR static void NAME(adam)(REAL *parameter, const REAL *grad, REAL *mean, REAL *square,
+                                  REAL *greatest, int64_t count, const td_adam_update *step)
 {
     bool decay = step->weight_decay != 0;
     if (greatest)
@@ -83,41 +82,4 @@ TD__VECTOR void NAME(td__adam)(REAL *parameter, const REAL *grad, REAL *mean, RE
         NAME(adam_loop)(parameter, grad, mean, square, NULL, count, step, true, false);
     else
         NAME(adam_loop)(parameter, grad, mean, square, NULL, count, step, false, false);
-}
-
-/* ---- Norms: partial sums in f64, always in the same order ------------------------------------------ */
-
-enum { NAME(SUMS) = 16 };
-
-TD__VECTOR double NAME(td__sum_squares)(const REAL *x, int64_t count)
-{
-    double sums[NAME(SUMS)] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + NAME(SUMS) <= count; i += NAME(SUMS))
-        for (int k = 0; k < NAME(SUMS); k++)
-            sums[k] += (double)x[i + k] * (double)x[i + k];
-    for (; i < count; i++)
-        sum += (double)x[i] * (double)x[i];
-    for (int k = 0; k < NAME(SUMS); k++)
-        sum += sums[k];
-    return sum;
-}
-
-TD__VECTOR double NAME(td__greatest)(const REAL *x, int64_t count)
-{
-    REAL greatest = 0, spoiled = 0;
-    for (int64_t i = 0; i < count; i++) {
-        REAL size = x[i] < 0 ? -x[i] : x[i];
-        greatest = size > greatest ? size : greatest;
-        spoiled = x[i] != x[i] ? 1 : spoiled;
-    }
-    return spoiled != 0 ? (double)NAN : (double)greatest;
-}
-
-double NAME(td__sum_powers)(const REAL *x, int64_t count, double power)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        sum += pow(fabs((double)x[i]), power);
-    return sum;
 }

@@ -1,0 +1,219 @@
+/* Steps: all or nothing.
+ *
+ *     prepare     new buffers, contiguous copies of what is not contiguous
+ *     run         each device's kernel, once for all of its parameters
+ *     commit      step counts, buffers, versions
+ *
+ * A failure while preparing has changed nothing: new buffers are not the optimizer's before the end. A kernel changes
+ * everything or nothing. What remains is a failure after one kernel has run: of the kernel of another device, or of the
+ * copy back to a parameter that is not contiguous. The host comes last, since neither can fail there. Only where more
+ * than one of these calls is for accelerators are copies made first, from which the former values are restored: they
+ * cost the memory of the parameters and the state once more, which a step on one device does not need. */
+#include "optim/optimizer.h"
+
+#include "base/fail.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct plan {
+    struct td__step *steps;
+    int count;
+    struct former *formers;
+    int former_count;
+};
+
+/* A tensor that a step changes, and a copy of it. */
+struct former {
+    td_tensor *tensor; /* not retained */
+    td_tensor *copy;
+};
+
+/* ---- Preparing ---------------------------------------------------------------------------------- */
+
+static td_status prepare(const td_optimizer *optimizer, struct td__parameter *parameter,
+                         td_tensor *grad, struct td__step *step)
+{
+    int buffers = optimizer->kind->buffer_count(&optimizer->numbers);
+    *step = (struct td__step){.parameter = parameter,
+                              .number = parameter->steps + 1,
+                              .first = buffers > 0 && !parameter->buffers[0]};
+    TD_TRY(td__prepare_write(parameter->tensor));
+    step->tensor = td__contiguous(parameter->tensor);
+    step->grad = step->tensor ? td__contiguous(grad) : NULL;
+    if (!step->grad)
+        return td__error_status();
+    for (int b = 0; b < buffers; b++) {
+        td_tensor *buffer = parameter->buffers[b];
+        TD_TRY(td__prepare_write(buffer));
+        step->buffers[b] = buffer ? td_tensor_retain(buffer) : td__zeros_like(step->tensor);
+        if (!step->buffers[b])
+            return td__error_status();
+    }
+    return TD_OK;
+}
+
+static td_status prepare_all(td_optimizer *optimizer, struct plan *plan)
+{
+    plan->steps = calloc((size_t)optimizer->count + 1, sizeof *plan->steps);
+    if (!plan->steps)
+        return td__fail_nomem("td_optimizer_step");
+    for (int i = 0; i < optimizer->count; i++) {
+        struct td__parameter *parameter = &optimizer->parameters[i];
+        td_tensor *grad = td_tensor_grad(parameter->tensor);
+        if (!grad)
+            continue;
+        td_status status = prepare(optimizer, parameter, grad, &plan->steps[plan->count++]);
+        if (status)
+            return td_fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
+                           i, td__shape_of(parameter->tensor), td__error_text());
+    }
+    return TD_OK;
+}
+
+static bool is_staged(const struct td__step *step)
+{
+    return step->tensor != step->parameter->tensor;
+}
+
+/* Steps of equal number have one kernel call; the host is last. */
+static int place_of(const struct td__step *step)
+{
+    const td_device *device = step->tensor->storage->device;
+    return device->is_host ? INT_MAX : device->slot;
+}
+
+static int compare_steps(const void *a, const void *b)
+{
+    const struct td__step *one = a, *other = b;
+    int place = place_of(one), other_place = place_of(other);
+    if (place != other_place)
+        return place < other_place ? -1 : 1;
+    return one->parameter < other->parameter ? -1 : one->parameter > other->parameter;
+}
+
+/* ---- Former values ------------------------------------------------------------------------------- */
+
+static bool needs_formers(const struct plan *plan)
+{
+    int calls = 0;
+    for (int i = 0, place = INT_MAX; i < plan->count && place_of(&plan->steps[i]) != INT_MAX; i++) {
+        calls += place_of(&plan->steps[i]) != place;
+        calls += is_staged(&plan->steps[i]);
+        place = place_of(&plan->steps[i]);
+    }
+    return calls > 1;
+}
+
+static td_status keep_former(struct plan *plan, td_tensor *tensor)
+{
+    td_tensor *copy = td__clone(tensor);
+    if (!copy)
+        return td__error_status();
+    plan->formers[plan->former_count++] = (struct former){tensor, copy};
+    return TD_OK;
+}
+
+/* Of all that is on accelerators; new buffers have no former values. */
+static td_status keep_formers(struct plan *plan)
+{
+    plan->formers = calloc((size_t)plan->count * (1 + TD__BUFFERS_MOST), sizeof *plan->formers);
+    if (!plan->formers)
+        return td__fail_nomem("td_optimizer_step");
+    for (int i = 0; i < plan->count && place_of(&plan->steps[i]) != INT_MAX; i++) {
+        const struct td__parameter *parameter = plan->steps[i].parameter;
+        TD_TRY(keep_former(plan, parameter->tensor));
+        for (int b = 0; b < TD__BUFFERS_MOST && parameter->buffers[b]; b++)
+            TD_TRY(keep_former(plan, parameter->buffers[b]));
+    }
+    return TD_OK;
+}
+
+/* A device on which this fails is lost, with all that it has. */
+static void restore_formers(const struct plan *plan)
+{
+    struct td__error cause;
+    td__error_save(&cause);
+    for (int i = 0; i < plan->former_count; i++)
+        td__transfer("td_optimizer_step", plan->formers[i].tensor, plan->formers[i].copy, true);
+    td__error_restore(&cause);
+}
+
+/* ---- Running ------------------------------------------------------------------------------------- */
+
+static td_status run_all(const td_optimizer *optimizer, const struct plan *plan)
+{
+    for (int begin = 0, end; begin < plan->count; begin = end) {
+        const struct td__step *steps = plan->steps + begin;
+        for (end = begin + 1; end < plan->count; end++)
+            if (place_of(&plan->steps[end]) != place_of(steps))
+                break;
+        TD_TRY(optimizer->kind->run(optimizer, steps, end - begin));
+        for (int i = 0; i < end - begin; i++)
+            if (is_staged(&steps[i]))
+                TD_TRY(td__transfer("td_optimizer_step", steps[i].parameter->tensor,
+                                    steps[i].tensor, true));
+    }
+    return TD_OK;
+}
+
+static void commit(struct plan *plan)
+{
+    for (int i = 0; i < plan->count; i++) {
+        struct td__step *step = &plan->steps[i];
+        struct td__parameter *parameter = step->parameter;
+        parameter->steps = step->number;
+        td__tensor_bump_version(parameter->tensor);
+        for (int b = 0; b < TD__BUFFERS_MOST && step->buffers[b]; b++) {
+            td_tensor *former = parameter->buffers[b];
+            parameter->buffers[b] = step->buffers[b];
+            step->buffers[b] = former;
+            td__tensor_bump_version(parameter->buffers[b]);
+        }
+    }
+}
+
+static void free_plan(struct plan *plan)
+{
+    for (int i = 0; i < plan->count; i++) {
+        td_tensor_release(plan->steps[i].tensor);
+        td_tensor_release(plan->steps[i].grad);
+        for (int b = 0; b < TD__BUFFERS_MOST; b++)
+            td_tensor_release(plan->steps[i].buffers[b]);
+    }
+    for (int i = 0; i < plan->former_count; i++)
+        td_tensor_release(plan->formers[i].copy);
+    free(plan->steps);
+    free(plan->formers);
+}
+
+td_status td_optimizer_step(td_optimizer *optimizer)
+{
+    if (!optimizer)
+        return td__fail_null("td_optimizer_step");
+    struct plan plan = {0};
+    td_status status = prepare_all(optimizer, &plan);
+    if (status)
+        goto free_plan;
+    bool on_host = true;
+    for (int i = 0; i < plan.count && on_host; i++)
+        on_host = place_of(&plan.steps[i]) == INT_MAX;
+    if (!on_host) {
+        qsort(plan.steps, (size_t)plan.count, sizeof *plan.steps, compare_steps);
+        if (needs_formers(&plan))
+            status = keep_formers(&plan);
+    }
+    if (!status) {
+        status = run_all(optimizer, &plan);
+        if (status)
+            restore_formers(&plan);
+    }
+    if (status)
+        td_fail(status, "%s: %s", optimizer->kind->name, td__error_text());
+    else
+        commit(&plan);
+free_plan:
+    free_plan(&plan);
+    return status;
+}
