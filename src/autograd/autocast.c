@@ -313,6 +313,34 @@ td_status td__cast_enter(struct td__cast_frame *frame, enum td__cast_op op,
     return TD_OK;
 }
 
+/* An operator that casts nothing must not come here again either: autocast is off for it, too. */
+static void enter_anyway(struct td__cast_frame *frame)
+{
+    if (!frame->entered)
+        enter(frame);
+}
+
+td_tensor *td__cast_call_1(td_tensor *(*function)(td_tensor *), enum td__cast_op op, td_tensor *x)
+{
+    struct td__cast_frame frame = {0};
+    td_status status = td__cast_enter(&frame, op, (td_tensor * *const[]){&x}, 1);
+    enter_anyway(&frame);
+    td_tensor *y = status ? NULL : function(x);
+    td__cast_end(&frame);
+    return y;
+}
+
+td_tensor *td__cast_call_2(td_tensor *(*function)(td_tensor *, td_tensor *), enum td__cast_op op,
+                           td_tensor *a, td_tensor *b)
+{
+    struct td__cast_frame frame = {0};
+    td_status status = td__cast_enter(&frame, op, (td_tensor * *const[]){&a, &b}, 2);
+    enter_anyway(&frame);
+    td_tensor *y = status ? NULL : function(a, b);
+    td__cast_end(&frame);
+    return y;
+}
+
 td_status td__cast_enter_list(struct td__cast_frame *frame, enum td__cast_op op,
                               td_tensor *const **list, int count)
 {

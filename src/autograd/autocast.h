@@ -1,6 +1,12 @@
 /* Autocast inside of operators (the public side is tandem/amp.h).
  *
- * A listed operator casts its operands with one line at its entry, and computes with autocast off from there on:
+ * A listed operator casts its operands with one line at its entry, and computes with autocast off from there on.
+ * Operators of one or two tensors, and small ones, call themselves again with the casts; others replace their operands:
+ *
+ *     td_tensor *td_exp(td_tensor *x)
+ *     {
+ *         TD__AUTOCAST_1(td_exp, TD__CAST_EXP, x);
+ *         …
  *
  *     td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
  *     {
@@ -126,6 +132,18 @@ td_status td__cast_enter_list(struct td__cast_frame *frame, enum td__cast_op op,
 td_status td__cast_enter_in_place(struct td__cast_frame *frame, const td_tensor *x, td_tensor **b);
 void td__cast_end(struct td__cast_frame *frame);
 td_tensor *td__cast_narrow(struct td__cast_frame *frame, td_tensor *y);
+
+/** function(x) and function(a, b) with the operands cast, and autocast off. */
+td_tensor *td__cast_call_1(td_tensor *(*function)(td_tensor *), enum td__cast_op op, td_tensor *x);
+td_tensor *td__cast_call_2(td_tensor *(*function)(td_tensor *, td_tensor *), enum td__cast_op op,
+                           td_tensor *a, td_tensor *b);
+
+#define TD__AUTOCAST_1(function, op, x)                                                            \
+    if (__builtin_expect(td__autocast_on, 0))                                                      \
+    return td__cast_call_1(function, op, x)
+#define TD__AUTOCAST_2(function, op, a, b)                                                         \
+    if (__builtin_expect(td__autocast_on, 0))                                                      \
+    return td__cast_call_2(function, op, a, b)
 
 static inline void td__cast_leave(struct td__cast_frame *frame)
 {

@@ -82,7 +82,8 @@ static int pop(struct td__ready_queue *queue)
 
 struct td__ready_queue *td__engine_queue(struct td__pass *pass, td_device *device)
 {
-    if (device->index < 0 || device == pass->here)
+    /* What runs on an accelerator is only enqueued, in the order of the caller's streams. */
+    if (device->index < 0 || !device->is_host || device == pass->here)
         device = NULL;
     for (int i = 0; i < pass->queue_count; i++)
         if (pass->queues[i].device == device)

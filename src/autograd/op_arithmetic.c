@@ -11,7 +11,6 @@
 static td_tensor *binary(const td_function *function, td_binary op, td_tensor *a,
                          td_tensor *b, bool saves)
 {
-    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
     td_node_spec spec = {.inputs = {a, b}, .input_count = 2};
     if (saves) {
         spec.saved[0] = td_tensor_requires_grad(b) ? a : NULL;
@@ -30,6 +29,7 @@ static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_add(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST_2(td_add, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_add", .backward = add_backward};
     return binary(&function, TD_BINARY_ADD, a, b, false);
 }
@@ -45,6 +45,7 @@ static td_status sub_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_sub(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST_2(td_sub, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_sub", .backward = sub_backward};
     return binary(&function, TD_BINARY_SUB, a, b, false);
 }
@@ -93,6 +94,7 @@ static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_mul(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST_2(td_mul, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_mul", .backward = mul_backward};
     return binary(&function, TD_BINARY_MUL, a, b, true);
 }
@@ -114,7 +116,7 @@ static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_div(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
+    TD__AUTOCAST_2(td_div, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_div", .backward = div_backward};
     return td__result(&function, td__apply_binary(function.name, TD_BINARY_DIV, a, b),
                       &(td_node_spec){.inputs = {a, b},
@@ -152,7 +154,7 @@ static td_status pow_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 td_tensor *td_pow(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_POW, &a, &b);
+    TD__AUTOCAST_2(td_pow, TD__CAST_POW, a, b);
     static const td_function function = {.name = "td_pow", .backward = pow_backward};
     td_tensor *y = td__apply_binary(function.name, TD_BINARY_POW, a, b);
     return td__result(&function, y,
@@ -180,7 +182,6 @@ static td_status choose_backward(td_node *node, td_tensor *const *grad_y, td_ten
 static td_tensor *choose(const td_function *function, td_binary op, td_tensor *a,
                          td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_BINARY, &a, &b);
     return td__result(
         function, td__apply_binary(function->name, op, a, b),
         &(td_node_spec){.inputs = {a, b}, .input_count = 2, .saved = {a, b}, .saved_count = 2});
@@ -193,6 +194,7 @@ static td_status maximum_backward(td_node *node, td_tensor *const *grad_y, td_te
 
 td_tensor *td_maximum(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST_2(td_maximum, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_maximum", .backward = maximum_backward};
     return choose(&function, TD_BINARY_MAXIMUM, a, b);
 }
@@ -204,6 +206,7 @@ static td_status minimum_backward(td_node *node, td_tensor *const *grad_y, td_te
 
 td_tensor *td_minimum(td_tensor *a, td_tensor *b)
 {
+    TD__AUTOCAST_2(td_minimum, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_minimum", .backward = minimum_backward};
     return choose(&function, TD_BINARY_MINIMUM, a, b);
 }

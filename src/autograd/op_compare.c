@@ -9,37 +9,37 @@
 
 td_tensor *td_eq(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
+    TD__AUTOCAST_2(td_eq, TD__CAST_COMPARE, a, b);
     return td__adopt(td__apply_binary("td_eq", TD_BINARY_EQ, a, b));
 }
 
 td_tensor *td_ne(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
+    TD__AUTOCAST_2(td_ne, TD__CAST_COMPARE, a, b);
     return td__adopt(td__apply_binary("td_ne", TD_BINARY_NE, a, b));
 }
 
 td_tensor *td_lt(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
+    TD__AUTOCAST_2(td_lt, TD__CAST_COMPARE, a, b);
     return td__adopt(td__apply_binary("td_lt", TD_BINARY_LT, a, b));
 }
 
 td_tensor *td_le(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
+    TD__AUTOCAST_2(td_le, TD__CAST_COMPARE, a, b);
     return td__adopt(td__apply_binary("td_le", TD_BINARY_LE, a, b));
 }
 
 td_tensor *td_gt(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
+    TD__AUTOCAST_2(td_gt, TD__CAST_COMPARE, a, b);
     return td__adopt(td__apply_binary("td_gt", TD_BINARY_GT, a, b));
 }
 
 td_tensor *td_ge(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_COMPARE, &a, &b);
+    TD__AUTOCAST_2(td_ge, TD__CAST_COMPARE, a, b);
     return td__adopt(td__apply_binary("td_ge", TD_BINARY_GE, a, b));
 }
 

@@ -258,7 +258,7 @@ static td_tensor *product(const td_function *function, td_tensor *a, td_tensor *
 
 td_tensor *td_matmul(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_MATMUL, &a, &b);
+    TD__AUTOCAST_2(td_matmul, TD__CAST_MATMUL, a, b);
     td_tensor *y = NULL;
     if (!a || !b)
         return td__null(__func__);
@@ -271,7 +271,7 @@ td_tensor *td_matmul(td_tensor *a, td_tensor *b)
 
 td_tensor *td_bmm(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST(TD__CAST_BMM, &a, &b);
+    TD__AUTOCAST_2(td_bmm, TD__CAST_BMM, a, b);
     td_tensor *y = NULL;
     if (!a || !b)
         return td__null(__func__);

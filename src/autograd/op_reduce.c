@@ -108,7 +108,7 @@ static td_tensor *reduced(const td_function *function, td_reduce_kind kind, td_t
 
 td_tensor *td_sum(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_SUM, &x);
+    TD__AUTOCAST_1(td_sum, TD__CAST_SUM, x);
     static const td_function function = {.name = "td_sum", .backward = sum_backward};
     return x ? reduced(&function, TD_REDUCE_KIND_SUM, x, td__all_dims(x), false) : NULL;
 }
@@ -167,7 +167,7 @@ static td_status prod_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 
 td_tensor *td_prod(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_PROD, &x);
+    TD__AUTOCAST_1(td_prod, TD__CAST_PROD, x);
     static const td_function function = {.name = "td_prod", .backward = prod_backward};
     if (!x)
         return td__null(__func__);
@@ -267,7 +267,7 @@ static td_status norm_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 
 td_tensor *td_norm(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_NORM, &x);
+    TD__AUTOCAST_1(td_norm, TD__CAST_NORM, x);
     static const td_function function = {.name = "td_norm", .backward = norm_backward};
     if (!x)
         return td__null(__func__);

@@ -51,7 +51,7 @@ td_tensor *td_abs(td_tensor *x)
 
 td_tensor *td_square(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_SQUARE, &x);
+    TD__AUTOCAST_1(td_square, TD__CAST_SQUARE, x);
     static const struct unary square = {
         {.name = "td_square", .backward = unary_backward}, TD_UNARY_SQUARE, OPERAND};
     return apply(&square, x);
@@ -59,7 +59,7 @@ td_tensor *td_square(td_tensor *x)
 
 td_tensor *td_exp(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_EXP, &x);
+    TD__AUTOCAST_1(td_exp, TD__CAST_EXP, x);
     static const struct unary exp = {
         {.name = "td_exp", .backward = unary_backward}, TD_UNARY_EXP, RESULT};
     return apply(&exp, x);
@@ -67,7 +67,7 @@ td_tensor *td_exp(td_tensor *x)
 
 td_tensor *td_ln(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_LN, &x);
+    TD__AUTOCAST_1(td_ln, TD__CAST_LN, x);
     static const struct unary ln = {
         {.name = "td_ln", .backward = unary_backward}, TD_UNARY_LOG, OPERAND};
     return apply(&ln, x);
@@ -75,7 +75,7 @@ td_tensor *td_ln(td_tensor *x)
 
 td_tensor *td_log1p(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_LOG1P, &x);
+    TD__AUTOCAST_1(td_log1p, TD__CAST_LOG1P, x);
     static const struct unary log1p = {
         {.name = "td_log1p", .backward = unary_backward}, TD_UNARY_LOG1P, OPERAND};
     return apply(&log1p, x);
@@ -90,7 +90,7 @@ td_tensor *td_sqrt(td_tensor *x)
 
 td_tensor *td_rsqrt(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_RSQRT, &x);
+    TD__AUTOCAST_1(td_rsqrt, TD__CAST_RSQRT, x);
     static const struct unary rsqrt = {
         {.name = "td_rsqrt", .backward = unary_backward}, TD_UNARY_RSQRT, RESULT};
     return apply(&rsqrt, x);
@@ -98,7 +98,7 @@ td_tensor *td_rsqrt(td_tensor *x)
 
 td_tensor *td_reciprocal(td_tensor *x)
 {
-    TD__AUTOCAST(TD__CAST_RECIPROCAL, &x);
+    TD__AUTOCAST_1(td_reciprocal, TD__CAST_RECIPROCAL, x);
     static const struct unary reciprocal = {
         {.name = "td_reciprocal", .backward = unary_backward}, TD_UNARY_RECIPROCAL, RESULT};
     return apply(&reciprocal, x);

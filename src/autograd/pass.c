@@ -318,6 +318,12 @@ static void run_at_end(struct td__pass *pass)
     }
 }
 
+static void run(struct td__pass *pass, td__deadline deadline)
+{
+    td__engine_run(pass, deadline);
+    run_at_end(pass);
+}
+
 td_status td__pass_run(struct td__pass *pass, td__deadline deadline)
 {
     pthread_mutex_lock(&pass->lock);
@@ -327,10 +333,13 @@ td_status td__pass_run(struct td__pass *pass, td__deadline deadline)
     pthread_mutex_unlock(&pass->lock);
     if (status)
         return status;
-    struct td__autocast_state before = td__autocast_switch(NULL); /* of the caller of backward */
-    td__engine_run(pass, deadline);
-    run_at_end(pass);
-    td__autocast_resume(&before);
+    if (td__autocast_on) {
+        struct td__autocast_state before = td__autocast_switch(NULL);
+        run(pass, deadline);
+        td__autocast_resume(&before);
+    } else {
+        run(pass, deadline);
+    }
     return failure_now(pass);
 }
 

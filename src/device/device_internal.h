@@ -27,6 +27,8 @@ struct td_stream {
     atomic_int owners; /* of a default stream: not counted */
     td_device *device;
     void *self; /* NULL on the host */
+    uint64_t
+        id; /* of no other stream of the process; 0: a default stream, which its device tells apart */
 };
 
 struct td__device_worker; /* device_worker.c */

@@ -27,8 +27,9 @@ enum {
 /* Streams other than its own on which a block was used. */
 struct use {
     struct use *next;
-    td_event *event; /* recorded at the latest use */
-    td_stream *stream;
+    td_event *event;   /* recorded at the latest use */
+    td_device *device; /* of the stream, and its id: the stream itself may end before */
+    uint64_t id;
 };
 
 struct td__block {
@@ -270,7 +271,6 @@ static void flush(struct td__device_memory *memory, td_device *device)
 static void free_use(struct use *use)
 {
     td__event_give_back(use->event);
-    td_stream_release(use->stream);
     free(use);
 }
 
@@ -356,10 +356,11 @@ void td__block_use(void *arg, td_stream *stream)
     struct td__device_memory *memory = block->device->memory;
     pthread_mutex_lock(&memory->lock);
     struct use *use = block->uses;
-    while (use && use->stream != stream)
+    while (use && (use->device != stream->device || use->id != stream->id))
         use = use->next;
     if (!use && (use = calloc(1, sizeof *use))) {
-        use->stream = td_stream_retain(stream);
+        use->device = stream->device;
+        use->id = stream->id;
         use->event = td__event_take(stream->device);
         use->next = block->uses;
         block->uses = use;

@@ -98,7 +98,9 @@ td_stream *td_stream_create(td_device *device, int priority)
     td_stream *stream = device ? calloc(1, sizeof *stream) : NULL;
     if (!stream)
         return device ? td__fail_nomem("td_stream_create"), NULL : NULL;
+    static _Atomic(uint64_t) last_id;
     stream->device = device;
+    stream->id = atomic_fetch_add(&last_id, 1) + 1;
     atomic_init(&stream->owners, 1);
     if (!device->is_host &&
         td__ops_of(device)->stream_create(device->self, priority, &stream->self)) {

@@ -11,11 +11,11 @@ enum { SMALLEST = 12, SIZES = 64 };
 
 struct pinned {
     struct pinned *next;
-    td_device *device;
+    td_device *device, *copied_by;
     void *data;
-    int size;          /* the power of two */
-    td_stream *stream; /* of the latest copy; not retained, only compared */
-    td_event *event;   /* of the latest copy; NULL: none */
+    int size;        /* the power of two */
+    uint64_t stream; /* id of the stream of the latest copy */
+    td_event *event; /* of the latest copy; NULL: none */
 };
 
 static pthread_mutex_t lock =
@@ -87,14 +87,15 @@ void td__pinned_use(void *arg, td_stream *stream)
 {
     struct pinned *pinned = arg;
     pthread_mutex_lock(&lock);
-    if (pinned->event && pinned->stream != stream) {
+    if (pinned->event && (pinned->stream != stream->id || pinned->copied_by != stream->device)) {
         td__wait_for_event("pinned memory on another stream", pinned->event);
         td__event_give_back(pinned->event);
         pinned->event = NULL;
     }
     if (!pinned->event)
         pinned->event = td__event_take(stream->device);
-    pinned->stream = stream;
+    pinned->stream = stream->id;
+    pinned->copied_by = stream->device;
     if (!pinned->event || td_event_record(pinned->event, stream))
         td__wait_for_stream("pinned memory", stream);
     pthread_mutex_unlock(&lock);
