@@ -204,13 +204,13 @@ TEST(writes_what_it_reads)
     CHECK_EQ(td_test_count_files(td_test_temp_dir()), 1);
     td_state_destroy(back);
 
-    back = td_load_safetensors(path, td_device_get("cpu:1"));
+    back = td_load_safetensors(path, &(td_map_location){.device = td_device_get("cpu:1")});
     CHECK(back != NULL);
     check_equal(state, back);
     for (int i = 0; i < td_state_count(back); i++)
         CHECK_STR(td_device_name(td_tensor_device(td_state_tensor(back, i))), "cpu:1");
     td_state_destroy(back);
-    CHECK(!td_load_safetensors(path, td_device_get("gpu:7")));
+    CHECK(!td_load_safetensors(path, &(td_map_location){.device = td_device_get("gpu:7")}));
     td_state_destroy(state);
 }
 

@@ -37,8 +37,8 @@ extern "C" {
 /** td_save_safetensors() of td_module_state(). */
 TD_API td_status td_save_module(const char *path, td_module *module);
 
-/** Loads a file into a module, which must have the same names and shapes; the module may be on any
- *  device. The names of a module of td_ddp() or td_data_parallel() begin with "module."; this
+/** Loads a file into a module, which must have the same names and shapes. The tensors go where those of the module are,
+ *  whichever devices they were saved on: for another device, call td_module_to() first. The names of a module of td_ddp() or td_data_parallel() begin with "module."; this
  *  prefix is added or removed as needed, so that the same file fits both. On failure nothing was
  *  changed. */
 TD_API td_status td_load_module(const char *path, td_module *module);
@@ -51,17 +51,43 @@ typedef struct td_file_note {
 } td_file_note;
 
 /**
- * Writes the tensors of a state, of any device and strides, and `count` notes (NULL and 0: none).
- * Names, keys and values must be UTF-8. An existing file is replaced, or left as it is on failure;
+ * Writes the tensors of a state, of any device and strides, and `count` notes (NULL and 0: none). The note
+ * "tandem.devices" records their devices. Names, keys and values must be UTF-8. An existing file is replaced, or left as it is on failure;
  * a symbolic link is replaced by the file. complex128 is TD_ERR_UNSUPPORTED, since the format has
  * no such dtype.
  */
 TD_API td_status td_save_safetensors(const char *path, const td_state *state,
                                      const td_file_note *notes, int count);
 
-/** The tensors of a file in the order of its header, on `device` (NULL: the current one). For
- *  td_state_destroy(). NULL on failure. */
-TD_API td_state *td_load_safetensors(const char *path, td_device *device);
+/** What was on the device of this name goes to `device` (NULL: the current one). */
+typedef struct td_device_mapping {
+    const char *saved; /* "cuda:0" */
+    td_device *device;
+} td_device_mapping;
+
+/** Where the tensors of a file go; all zero: to the current device. At most one of the device, the mappings and the
+ *  function may be given.
+ *
+ *      &(td_map_location){.device = td_device_get("cpu")}
+ *      &(td_map_location){.mappings = &(td_device_mapping){"cuda:0", td_device_get("cuda:1")}, .count = 1}
+ *
+ *  A tensor that was saved on a device which is not here, and that is not sent elsewhere, is TD_ERR_INVALID. Files that
+ *  do not record devices count as saved on "cpu". */
+typedef struct td_map_location {
+    td_device *device;                 /* all tensors go there */
+    const td_device_mapping *mappings; /* other tensors go to the device on which they were saved */
+    int count;
+    bool as_saved; /* each goes to the device on which it was saved, but for the mappings */
+
+    /** Chooses the device of the tensor `name`; NULL: the device on which it was saved. */
+    td_device *(*choose)(const char *name, const char *saved, void *arg);
+    void *arg;
+    void *reserved[4];
+} td_map_location;
+
+/** The tensors of a file in the order of its header, on the devices of `map_location` (NULL: on the current device).
+ *  They stream through 2 MiB of pinned memory to an accelerator. For td_state_destroy(). NULL on failure. */
+TD_API td_state *td_load_safetensors(const char *path, const td_map_location *map_location);
 
 /** Calls fn(key, value, arg) for each note of a file, in order, the reserved ones included. Reads
  *  only the header, and does not verify the checksum. */
@@ -75,8 +101,8 @@ TD_API td_status td_read_safetensors_notes(const char *path, td_file_note_fn fn,
  * the file. All ranks get the same status and the same error. NULL for `group` is the world, or
  * this process alone if there is none.
  *
- * A checkpoint has the parts that are not NULL, the two numbers, and of every rank the state of the
- * default generator and the position of its sampler; model and optimizer are those of rank 0.
+ * A checkpoint has the parts that are not NULL, the two numbers, and of every rank the states of the
+ * default generators (those of accelerators where they were used) and the position of its sampler; model and optimizer are those of rank 0.
  * Training resumes from it bit for bit, with dropout, shuffles and the rest of the epoch. */
 
 typedef struct td_training {
@@ -95,7 +121,8 @@ typedef struct td_training {
 TD_API td_status td_training_save(const char *path, const td_training *training, td_group *group);
 
 /**
- * Loads a checkpoint into parts of the same kinds and shapes, on any device; parts that are NULL
+ * Loads a checkpoint into parts of the same kinds and shapes. The tensors go where those of the parts are, whichever
+ * devices they were saved on; parts that are NULL
  * are skipped, parts that the file lacks are TD_ERR_INVALID. A loader in the middle of an epoch
  * must be reset first. TD_ERR_MISMATCH if the file is of another number of ranks (see any_size).
  *

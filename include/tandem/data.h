@@ -37,7 +37,7 @@ extern "C" {
 typedef struct td_dataset td_dataset;
 
 /** A sample for each index of the first dimension, which both tensors share. `input` and `target`
- *  are retained, not copied. `target` may be NULL: samples without one. */
+ *  are retained, not copied, and must be on the host. `target` may be NULL: samples without one. */
 TD_API td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target);
 
 /** Conversion of the elements of IDX files. */
@@ -244,12 +244,14 @@ TD_API td_sampler *td_sampler_create(const td_sampler_ops *ops, void *self);
 typedef struct td_loader td_loader;
 
 typedef struct td_loader_options {
-    int64_t batch_size;  /* 0: 1 */
-    td_sampler *sampler; /* NULL: a sequential one, or a random one with `shuffle` */
-    bool shuffle;        /* not together with a sampler */
-    bool drop_last;      /* drop an incomplete last batch */
-    int workers;         /* threads that prefetch; 0: td_loader_next() reads */
-    int prefetch;        /* number of batches to prefetch; 0: two for each worker */
+    int64_t batch_size;    /* 0: 1 */
+    td_sampler *sampler;   /* NULL: a sequential one, or a random one with `shuffle` */
+    bool shuffle;          /* not together with a sampler */
+    bool drop_last;        /* drop an incomplete last batch */
+    int workers;           /* threads that prefetch; 0: td_loader_next() reads */
+    int prefetch;          /* number of batches to prefetch; 0: two for each worker */
+    td_device *pin_memory; /* batches come in host memory that is pinned for this device, for
+                              td_tensor_to_async(); NULL: in ordinary memory */
     void *reserved[4];
 } td_loader_options;
 
@@ -275,7 +277,8 @@ TD_API void td_loader_destroy(td_loader *loader);
 
 /**
  * The next batch of the epoch. It belongs to the loader until the next call; a tensor that was
- * retained stays valid, and its memory is not reused.
+ * retained stays valid, and its memory is not reused. Nor is pinned memory while a device copies from it: with
+ * `pin_memory` the next call may follow td_tensor_to_async() at once.
  *
  * False at the end of the epoch, and the next call begins the next one. Also false on failure, and
  * for NULL: the epoch ends, and td_loader_status() says why; the error names the sample.

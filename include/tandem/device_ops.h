@@ -97,6 +97,10 @@ typedef struct td_device_ops {
      *  programs afresh instead, once a device of this kind was opened. */
     bool breaks_fork;
 
+    /** Its DLDeviceType in DLPack (dlpack.h): kDLExtDev, 12, for one that DLPack has no number for. 0: that of the kind's
+     *  name ("cuda" 2, "rocm" 10), or none, and tensors on it cannot be exported or imported. */
+    int dlpack_type;
+
     void *reserved[8]; /* must be zero */
 } td_device_ops;
 

@@ -417,14 +417,15 @@ TD_API td_status td_module_replace_child(td_module *module, int index, td_module
 
 /* ---- Initial values (torch.nn.init) --------------------------------------------------------------
  *
- * Each fills a tensor with PyTorch's numbers from the default generator, with grad mode off.
+ * Each fills a tensor from the default generator of its device, with grad mode off: on the host with PyTorch's numbers.
  * TD_ERR_INVALID for a shape or dtype that does not fit. */
 
 /** Uniform in [from, to); and normal. */
 TD_API td_status td_init_uniform(td_tensor *tensor, double from, double to);
 TD_API td_status td_init_normal(td_tensor *tensor, double mean, double std);
 /** Normal numbers within low to high. They are PyTorch's bit for bit with AVX2 and the same C
- *  library, whose erf(), exp() and log() PyTorch uses, too; otherwise the last bits may differ. */
+ *  library, whose erf(), exp() and log() PyTorch uses, too; otherwise the last bits may differ. They are computed on the
+ *  host, which waits for an accelerator. */
 TD_API td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low,
                                       double high);
 /** A constant. */

@@ -282,7 +282,7 @@ TD_API td_tensor *td_f_softmax(td_tensor *x, int dim);
 TD_API td_tensor *td_f_log_softmax(td_tensor *x, int dim);
 
 /** In training: elements are zeroed with probability p, the others scaled by 1 / (1 - p), with the
- *  default generator. Otherwise x itself. dropout2d: whole channels of [N, C, H, W]. */
+ *  default generator of the device. Otherwise x itself. dropout2d: whole channels of [N, C, H, W]. */
 TD_API td_tensor *td_f_dropout(td_tensor *x, double p, bool training);
 TD_API td_tensor *td_f_dropout2d(td_tensor *x, double p, bool training);
 

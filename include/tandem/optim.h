@@ -11,7 +11,7 @@
  *
  * The formulas, and the order in which they are computed, are those of PyTorch 1.13. An optimizer
  * retains its parameters and updates them in place; it skips those without a gradient, and updates
- * those with one whether they require grad or not.
+ * those with one whether they require grad or not. Its state is on the devices of the parameters.
  *
  * Threads. An optimizer, and its schedules, are used by one thread at a time. */
 #ifndef TANDEM_OPTIM_H
@@ -93,8 +93,12 @@ TD_API td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, d
 
 /* ---- Using it ----------------------------------------------------------------------------------- */
 
-/** Updates all parameters that have a gradient. On failure, those before the parameter that the
- *  error names have been updated. */
+/** Updates all parameters that have a gradient, each on its device: with one kernel for all parameters of a device, and
+ *  without waiting for it. On failure nothing has changed: no parameter, no state, no step count; but a device that fails
+ *  later, when it gets there, is lost with what it has.
+ *
+ *  Where parameters are on several accelerators, or are not contiguous there, a step needs the memory of these parameters
+ *  and their state once more while it lasts. */
 TD_API td_status td_optimizer_step(td_optimizer *optimizer);
 
 /** td_tensor_zero_grad() for all parameters. */
@@ -105,7 +109,7 @@ TD_API td_status td_optimizer_zero_grad(td_optimizer *optimizer);
 TD_API td_state *td_optimizer_state(td_optimizer *optimizer);
 
 /** Loads the state of an optimizer of the same kind over parameters of the same shapes in the same
- *  groups. TD_ERR_INVALID, and nothing changed, if it does not fit; the error names the entry. */
+ *  groups; its tensors may be on any device, and are copied to those of the parameters. TD_ERR_INVALID, and nothing changed, if it does not fit; the error names the entry. */
 TD_API td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state);
 
 /* ---- Clipping gradients ------------------------------------------------------------------------- */
@@ -119,7 +123,10 @@ typedef struct td_clip_options {
 
 /** Scales all gradients so that their norm, taken over all of them as one vector, is at most
  *  `max_norm`. *norm, if not NULL, gets the norm before. A norm of NaN or infinity makes the
- *  gradients useless, as in PyTorch, unless error_if_nonfinite is set. */
+ *  gradients useless, as in PyTorch, unless error_if_nonfinite is set.
+ *
+ *  Gradients may be on several devices. The host waits for an accelerator only with a `norm`, with error_if_nonfinite,
+ *  and where some gradients are the host's and others are not. On failure some gradients may have been scaled. */
 TD_API td_status td_clip_grad_norm_(td_module *module, double max_norm,
                                     const td_clip_options *options, double *norm);
 TD_API td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double max_norm,

@@ -13,7 +13,8 @@
  * Stages. With p ranks and v modules on each, stage s is module s / p of rank s % p: rank 0 has the stages 0, p,
  * 2 p … The results of a stage are the inputs of the next one, names included; they may be several
  * (td_forward_list()), of any dtypes. Gradients go back for those that require grad; since these are leaves there, a
- * stage must not change its inputs in place.
+ * stage must not change its inputs in place. A stage may be on any device: it gets its inputs on that of its first
+ * parameter or buffer, or on the current device if it has none.
  *
  * Gradients. A step accumulates in the parameters' gradients what one process would have accumulated that runs
  * forward and backward of the micro-batches one after another, bit for bit and with every schedule. As long as the

@@ -38,6 +38,14 @@ extern "C" {
 #define TD_RPC_DEFAULT_TIMEOUT_MS 60000
 enum { TD_RPC_MAX_NAME = 128, TD_RPC_MAX_NESTING = 256 };
 
+/** Where tensors of an accelerator go; see «Tensors» below. */
+typedef struct td_rpc_device_map {
+    const char *
+        worker; /* to which calls are made; NULL: all for which there is no other map of the device */
+    const char *from; /* an accelerator of this worker, "cuda:0" */
+    const char *to;   /* a device of that worker; "cpu": the host */
+} td_rpc_device_map;
+
 typedef struct td_rpc_options {
     int rank;       /* as in td_rendezvous_options */
     int world_size; /* likewise */
@@ -53,6 +61,7 @@ typedef struct td_rpc_options {
         *backend; /* "native": through shared memory on one host, and TCP between hosts; "tcp": TCP
                             alone. NULL: native, or what TANDEM_TRANSPORT says */
     size_t max_message; /* bytes of a call's values without its tensors, at least 1024; 0: 64 MiB */
+    const td_rpc_device_map *device_maps; /* up to one that is zero; copied. NULL: none */
     void *reserved[4];
 } td_rpc_options;
 
@@ -203,7 +212,13 @@ TD_API td_rref *td_remote(const char *to, const char *function, td_value *args,
  * the receiver has released its last tensor over it, or has ended. If the sender changes the tensor in place meanwhile
  * by a function of this library, it gets memory of its own first; so does the receiver. Writes through
  * td_tensor_data() are not noticed, on either side. Memory that is not of td_alloc(), and tensors under 4 KiB, are
- * copied; td_rpc_call_options.copy copies all. Between hosts, tensors are copied. */
+ * copied; td_rpc_call_options.copy copies all. Between hosts, tensors are copied.
+ *
+ * A tensor of an accelerator is copied, by way of the host: the call waits for what is enqueued on the thread's current
+ * stream of the device. It arrives on the device of the same name, or on the one that device_maps says: the maps of the
+ * worker that makes the call count, from its devices to those of the other worker for the arguments, and back for the
+ * result. It is complete there, for all streams. Where the receiver has no such device, the call fails with
+ * TD_ERR_INVALID. Tensors of the host, also of cpu:0, cpu:1 …, arrive on the host. */
 
 /* ---- Futures ------------------------------------------------------------------------------------
  *

@@ -13,6 +13,7 @@
 #include <tandem/dist.h>
 #include <tandem/dist_autograd.h>
 #include <tandem/dist_optimizer.h>
+#include <tandem/dlpack.h>
 #include <tandem/dtype.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>

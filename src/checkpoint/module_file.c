@@ -81,7 +81,8 @@ td_status td_load_module(const char *path, td_module *module)
     if (!path || !module)
         return td_fail(TD_ERR_INVALID, "td_load_module: the %s is NULL", path ? "module" : "path");
     td_state *state = NULL;
-    TD_TRY(td__load_state("td_load_module", path, td_device_get("cpu"), &state, NULL));
+    TD_TRY(td__load_state("td_load_module", path,
+                          &(td_map_location){.device = td_device_get("cpu")}, &state, NULL));
     td_state *fitted = td__fit_names(state, module);
     td_status status = TD_ERR_NOMEM;
     if (fitted && (status = td_module_load_state(module, fitted, true)))

@@ -7,13 +7,14 @@
  *
  * The header is padded with spaces to a multiple of 8, and the data are sorted by the width of
  * their elements, widest first, so that each tensor is aligned to its element. Files of this
- * library have "tandem.version", and in "tandem.sha256" the SHA-256 of the whole file with zeros
- * instead of these 64 digits. */
+ * library have "tandem.version", in "tandem.sha256" the SHA-256 of the whole file with zeros
+ * instead of these 64 digits, and in "tandem.devices" the devices of the tensors. */
 #ifndef TD_CHECKPOINT_SAFETENSORS_H
 #define TD_CHECKPOINT_SAFETENSORS_H
 
 #include "base/buffer.h"
 #include "base/map.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/checkpoint.h>
 
@@ -86,13 +87,44 @@ td_status td__save_state(const char *call, const char *path, const td_state *sta
 
 /* ---- Reading (safetensors_read.c) ----------------------------------------------------------------- */
 
-/** Reads a file to `device` (NULL: the current one), and its header into *header unless that is NULL, for
- *  td__header_free(). */
-td_status td__load_state(const char *call, const char *path, td_device *device, td_state **state,
-                         struct td__file_header *header);
+/** Reads a file to the devices of `map`, and its header into *header unless that is NULL, for td__header_free(). */
+td_status td__load_state(const char *call, const char *path, const td_map_location *map,
+                         td_state **state, struct td__file_header *header);
 
 /** A state of uninitialised tensors as the header describes them. */
 td_state *td__state_of_header(const char *call, const struct td__file_header *header);
+
+/* ---- Devices (map_location.c) ---------------------------------------------------------------------- */
+
+/** Appends the value of the note "tandem.devices". */
+void td__put_devices(struct td__buffer *text, const td_state *state);
+
+/** The devices to which the tensors of a file go, in the order of the header, open; for free(). */
+td_status td__map_devices(const char *call, const char *path, const struct td__file_header *header,
+                          const td_map_location *map, td_device ***devices);
+
+/* ---- To an accelerator (device_upload.c) ----------------------------------------------------------- */
+
+enum { TD__UPLOAD_PIECE = 1 << 20 };
+
+struct td__upload {
+    const char *call;
+    td_device *device; /* NULL: none yet */
+    struct td__upload_piece {
+        void *data, *pinned;
+        td_event *event; /* of the latest copy from it */
+        bool is_sent;
+    } pieces[2];
+    int next;
+};
+
+/** Prepares for an open device, after what was sent to another one has arrived. End it also on failure. */
+td_status td__upload_begin(struct td__upload *upload, const char *call, td_device *device);
+/** Memory of TD__UPLOAD_PIECE bytes to be filled, and then sent. */
+td_status td__upload_buffer(struct td__upload *upload, void **data);
+td_status td__upload_send(struct td__upload *upload, const struct td__place *to, size_t bytes);
+/** Waits until all has arrived. */
+td_status td__upload_end(struct td__upload *upload);
 
 /* ---- Names (module_file.c) ------------------------------------------------------------------------ */
 

@@ -1,9 +1,8 @@
 /* Reading safetensors files: the header, which is checked against the size of the file before
- * tensors are allocated; then the data in file order, each tensor directly into its memory, with
- * the checksum computed in the same pass. */
+ * tensors are allocated; then the data in file order, each tensor directly into its memory, or in
+ * pieces to its accelerator, with the checksum computed in the same pass. */
 #include "base/fail.h"
 #include "checkpoint/safetensors.h"
-#include "tensor/tensor_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +22,7 @@ struct file {
     char *text; /* the 8 bytes of the length, and the header */
     size_t text_size;
     EVP_MD_CTX *digest; /* NULL: the file has none */
+    struct td__upload upload;
 };
 
 static td_status refuse(const struct file *file)
@@ -58,6 +58,8 @@ static void close_file(struct file *file)
 {
     if (file->fd >= 0)
         close(file->fd);
+    if (file->upload.device)
+        td__upload_end(&file->upload); /* after a failure, which is the one to report */
     free(file->text);
     EVP_MD_CTX_free(file->digest);
 }
@@ -157,26 +159,28 @@ static td_status get_elements(struct file *file, td_tensor *tensor)
     if (td__on_host(tensor))
         return get(file, td_tensor_data(tensor), bytes);
     struct td__place to = td__place_of(tensor);
-    void *copy = malloc(bytes);
-    if (!copy)
-        return td__fail_nomem(file->call);
-    td_status status = get(file, copy, bytes);
-    if (!status)
-        status = td__copy_between(file->call, &to,
-                                  &(struct td__place){td__host_device(), copy, NULL, NULL}, bytes,
-                                  false);
-    free(copy);
-    return status;
+    TD_TRY(td__upload_begin(&file->upload, file->call, to.device));
+    while (bytes > 0) {
+        size_t part = bytes < TD__UPLOAD_PIECE ? bytes : TD__UPLOAD_PIECE;
+        void *piece;
+        TD_TRY(td__upload_buffer(&file->upload, &piece));
+        TD_TRY(get(file, piece, part));
+        TD_TRY(td__upload_send(&file->upload, &to, part));
+        to.data = (char *)to.data + part;
+        bytes -= part;
+    }
+    return TD_OK;
 }
 
-/* A state of uninitialised tensors. */
+/* A state of uninitialised tensors, on these devices; NULL: on the host. */
 static td_state *make_state(const char *call, const struct td__file_header *header,
-                            td_device *device)
+                            td_device *const *devices)
 {
     td_state *state = td_state_create();
     for (size_t i = 0; state && i < header->count; i++) {
         const struct td__file_tensor *entry = &header->tensors[i];
-        td_tensor *tensor = td__empty(call, entry->shape, entry->ndim, entry->dtype, device);
+        td_tensor *tensor = td__empty(call, entry->shape, entry->ndim, entry->dtype,
+                                      devices ? devices[i] : td__host_device());
         td_status status = td_state_add(state, entry->name, tensor);
         td_tensor_release(tensor);
         if (status) {
@@ -189,7 +193,7 @@ static td_state *make_state(const char *call, const struct td__file_header *head
 
 td_state *td__state_of_header(const char *call, const struct td__file_header *header)
 {
-    return make_state(call, header, td__host_device());
+    return make_state(call, header, NULL);
 }
 
 static td_status read_data(struct file *file, const struct td__file_header *header, td_state *state)
@@ -198,23 +202,25 @@ static td_status read_data(struct file *file, const struct td__file_header *head
     for (size_t i = 0; i < header->count; i++)
         TD_TRY(get_elements(file,
                             td_state_tensor(state, (size_t)(header->sorted[i] - header->tensors))));
+    TD_TRY(td__upload_end(&file->upload));
     return check_digest(file, header);
 }
 
-td_status td__load_state(const char *call, const char *path, td_device *device,
+td_status td__load_state(const char *call, const char *path, const td_map_location *map,
                          td_state **state_out, struct td__file_header *header_out)
 {
-    device = td__use_device(call, device);
-    if (!device)
-        return td__error_status();
     struct file file = {.call = call, .path = path, .fd = -1};
     struct td__file_header header = {0};
+    td_device **devices = NULL;
     td_state *state = NULL;
     td_status status = open_file(&file);
     if (!status)
         status = parse_file(&file, &header);
-    if (!status && !(state = make_state(call, &header, device)))
-        status = TD_ERR_NOMEM; /* everything else was checked with the header */
+    if (!status)
+        status = td__map_devices(call, path, &header, map, &devices);
+    if (!status && !(state = make_state(call, &header, devices)))
+        status = td__error_status();
+    free(devices);
     if (!status)
         status = read_data(&file, &header, state);
     if (status) {
@@ -231,13 +237,13 @@ td_status td__load_state(const char *call, const char *path, td_device *device,
     return status;
 }
 
-td_state *td_load_safetensors(const char *path, td_device *device)
+td_state *td_load_safetensors(const char *path, const td_map_location *map_location)
 {
     td_state *state = NULL;
     if (!path)
         td_fail(TD_ERR_INVALID, "td_load_safetensors: the path is NULL");
     else
-        td__load_state("td_load_safetensors", path, device, &state, NULL);
+        td__load_state("td_load_safetensors", path, map_location, &state, NULL);
     return state;
 }
 

@@ -3,7 +3,6 @@
 #include "base/fail.h"
 #include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
-#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <openssl/evp.h>
@@ -13,7 +12,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian");
 
-enum { CHUNK = 1 << 18 };
+enum { CHUNK = 1 << 18, PIECE = 1 << 20 };
 
 /* ---- The plan ------------------------------------------------------------------------------------ */
 
@@ -57,8 +56,8 @@ static void sort_by_width(const td_state *state, int *order)
                 order[used++] = i;
 }
 
-static td_status put_notes(const char *call, const char *path, const td_file_note *notes, int count,
-                           struct td__file_plan *plan)
+static td_status put_notes(const char *call, const char *path, const td_state *state,
+                           const td_file_note *notes, int count, struct td__file_plan *plan)
 {
     struct td__buffer *text = &plan->text;
     char start[96];
@@ -68,6 +67,8 @@ static td_status put_notes(const char *call, const char *path, const td_file_not
     plan->digest_at = text->size;
     for (int i = 0; i < TD__DIGEST_DIGITS; i++)
         td__buffer_put_u8(text, '0');
+    put_text(text, "\",\"tandem.devices\":\"");
+    td__put_devices(text, state);
     put_text(text, "\"");
     for (int i = 0; i < count; i++) {
         bool good = notes[i].key && notes[i].value;
@@ -120,7 +121,7 @@ static td_status plan_text(const char *call, const char *path, const td_state *s
         plan->data_size += td_tensor_nbytes(td_state_tensor(state, plan->order[i]));
     }
     td__buffer_put_u64(&plan->text, 0);
-    td_status status = put_notes(call, path, notes, note_count, plan);
+    td_status status = put_notes(call, path, state, notes, note_count, plan);
     for (int i = 0; i < count && !status; i++)
         status = put_tensor(call, path, td_state_name(state, i), td_state_tensor(state, i),
                             begins[i], &plan->text);
@@ -186,17 +187,42 @@ static td_status put_bools(struct writer *writer, const uint8_t *data, size_t si
     return TD_OK;
 }
 
+static td_status put_bytes(struct writer *writer, const td_tensor *tensor, const void *data,
+                           size_t bytes)
+{
+    return td_tensor_dtype(tensor) == TD_BOOL ? put_bools(writer, data, bytes)
+                                              : put(writer, data, bytes);
+}
+
+/* Of an accelerator: a tensor of any size needs one piece of the host's memory. */
+static td_status put_pieces(struct writer *writer, const td_tensor *tensor, size_t bytes)
+{
+    struct td__place from = td__place_of(tensor), host = {.device = td__host_device()};
+    host.data = td__pinned_alloc(from.device, PIECE, &host.pinned);
+    td_status status = host.data ? TD_OK : TD_ERR_NOMEM;
+    while (bytes > 0 && !status) {
+        size_t part = bytes < PIECE ? bytes : PIECE;
+        status = td__copy_between(writer->file.call, &host, &from, part, false);
+        if (!status)
+            status = put_bytes(writer, tensor, host.data, part);
+        from.data = (char *)from.data + part;
+        bytes -= part;
+    }
+    if (host.data)
+        td__pinned_free(host.data, host.pinned);
+    return status;
+}
+
 static td_status put_elements(struct writer *writer, td_tensor *tensor)
 {
     size_t bytes = td_tensor_nbytes(tensor);
     if (bytes == 0)
         return TD_OK;
-    td_tensor *whole = td__to_host(writer->file.call, tensor);
+    td_tensor *whole = td__contiguous(tensor);
     if (!whole)
         return td__error_status();
-    const void *data = td_tensor_data(whole);
-    td_status status = td_tensor_dtype(tensor) == TD_BOOL ? put_bools(writer, data, bytes)
-                                                          : put(writer, data, bytes);
+    td_status status = td__on_host(whole) ? put_bytes(writer, whole, td_tensor_data(whole), bytes)
+                                          : put_pieces(writer, whole, bytes);
     td_tensor_release(whole);
     return status;
 }

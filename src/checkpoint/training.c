@@ -54,7 +54,8 @@ td_status td_training_save(const char *path, const td_training *training, td_gro
 td_status td__training_read(const char *call, const char *path, td_state **state)
 {
     struct td__file_header header;
-    TD_TRY(td__load_state(call, path, td_device_get("cpu"), state, &header));
+    TD_TRY(td__load_state(call, path, &(td_map_location){.device = td_device_get("cpu")}, state,
+                          &header));
     const struct td__file_note *kind = td__header_note(&header, "tandem.kind");
     td_status status = TD_OK;
     if (!kind || strcmp(kind->value, "training") != 0)

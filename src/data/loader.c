@@ -2,7 +2,8 @@
  *
  * A batch that td_loader_next() returns is a pair of tensors over the storages of its buffer. The
  * next call reuses the storages if the buffer is their only owner; if the user, or a graph, has
- * kept a tensor, the buffer gets new ones. */
+ * kept a tensor, the buffer gets new ones. Pinned storages, from which a device may still copy, go
+ * back to the cache of pinned memory each time, which gives out only what no copy uses. */
 #include "data/loader.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -23,17 +24,15 @@ static bool is_shared(const struct td__storage *storage)
 }
 
 /* Provides one half of a buffer with a storage that is not shared. */
-static td_status provide(struct td__storage **storage, size_t bytes)
+static td_status provide(struct td__storage **storage, size_t bytes, td_device *pinned_for)
 {
-    if (*storage && !is_shared(*storage) && (*storage)->bytes >= bytes)
+    if (!pinned_for && *storage && !is_shared(*storage) && (*storage)->bytes >= bytes)
         return TD_OK;
-    struct td__storage *fresh = td__storage_create(td__host_device(), "td_loader", bytes);
-    if (!fresh)
-        return TD_ERR_NOMEM;
     if (*storage)
         td__storage_release(*storage);
-    *storage = fresh;
-    return TD_OK;
+    *storage = pinned_for ? td__storage_create_pinned(pinned_for, bytes)
+                          : td__storage_create(td__host_device(), "td_loader", bytes);
+    return *storage ? TD_OK : TD_ERR_NOMEM;
 }
 
 /* Prepares the buffer of a batch for reading. */
@@ -44,9 +43,9 @@ static td_status prepare(td_loader *loader, int64_t batch)
     int64_t size = loader->options.batch_size, from = loader->start + batch * size;
     int64_t samples = loader->end - loader->start;
     size_t rows = (size_t)(size < samples ? size : samples);
-    TD_TRY(provide(&buffer->input, rows * dataset->input_bytes));
+    TD_TRY(provide(&buffer->input, rows * dataset->input_bytes, loader->options.pin_memory));
     if (dataset->target.ndim >= 0)
-        TD_TRY(provide(&buffer->target, rows * dataset->target_bytes));
+        TD_TRY(provide(&buffer->target, rows * dataset->target_bytes, loader->options.pin_memory));
     buffer->left = size < loader->end - from ? size : loader->end - from;
     buffer->status = TD_OK;
     return TD_OK;
@@ -277,6 +276,8 @@ td_loader *td_loader_create(td_dataset *dataset, const td_loader_options *option
     if (!dataset)
         return td__null(__func__);
     if (check_options(dataset, &chosen))
+        return NULL;
+    if (chosen.pin_memory && !td__use_device(__func__, chosen.pin_memory))
         return NULL;
     if (chosen.prefetch == 0)
         chosen.prefetch = 2 * chosen.workers;

@@ -79,9 +79,11 @@ static td_status look_at(struct rows *rows, td_tensor *tensor)
     if (!tensor)
         return TD_OK;
     if (!td__on_host(tensor))
-        return td_fail(TD_ERR_UNSUPPORTED,
-                       "td_tensor_dataset: the tensor is on %s; a dataset needs tensors on \"cpu\"",
-                       tensor->storage->device->name);
+        return td_fail(
+            TD_ERR_UNSUPPORTED,
+            "td_tensor_dataset: the tensor is on %s, and samples are read by the host; pass "
+            "td_tensor_to() \"cpu\" of it, and let the loader's pin_memory speed up the way back",
+            tensor->storage->device->name);
     rows->tensor = td__alias(tensor); /* the elements without their graph */
     if (!rows->tensor)
         return TD_ERR_NOMEM;

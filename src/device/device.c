@@ -205,6 +205,14 @@ void td__kind_names(char *text, size_t size)
     pthread_mutex_unlock(&table_lock);
 }
 
+const struct td__device_kind *td__kind_number(int number)
+{
+    pthread_mutex_lock(&table_lock);
+    const struct td__device_kind *kind = number < kind_count ? kinds[number] : NULL;
+    pthread_mutex_unlock(&table_lock);
+    return kind;
+}
+
 static struct td__device_kind *registered(const char *name)
 {
     struct td__device_kind *kind = NULL;

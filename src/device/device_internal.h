@@ -81,6 +81,9 @@ static inline const td_device_ops *td__ops_of(const td_device *device)
 /** The kind of a name, registered or found as a plug-in; NULL, with the last error set, where there is none. */
 struct td__device_kind *td__find_kind(const char *name);
 
+/** The registered kinds from number 0, "cpu", on; NULL behind the last. */
+const struct td__device_kind *td__kind_number(int number);
+
 /** Writes the names of all kinds, "cpu, cuda". */
 void td__kind_names(char *text, size_t size);
 

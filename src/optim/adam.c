@@ -15,7 +15,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-static td_adam_update update_of(const td_optimizer *optimizer, const struct td__step *step)
+static td_adam_update update_of(const td_optimizer *optimizer,
+                                const struct td__parameter_step *step)
 {
     const struct td__optim_numbers *numbers = &optimizer->numbers;
     const struct td__parameter_group *group = &optimizer->groups[step->parameter->group];
@@ -39,7 +40,8 @@ static td_adam_update update_of(const td_optimizer *optimizer, const struct td__
     };
 }
 
-static td_status run_adam(const td_optimizer *optimizer, const struct td__step *steps, int count)
+static td_status run_adam(const td_optimizer *optimizer, const struct td__parameter_step *steps,
+                          int count)
 {
     td_adam_update *updates = malloc((size_t)count * sizeof *updates);
     if (!updates)

@@ -32,7 +32,7 @@ struct td__optim_numbers {
 };
 
 /* One parameter's step: contiguous tensors of one dtype on one device, each with a reference. */
-struct td__step {
+struct td__parameter_step {
     struct td__parameter *parameter;
     td_tensor *tensor; /* the parameter itself, or a copy of one with other strides */
     td_tensor *grad;
@@ -56,7 +56,8 @@ struct td__optimizer_kind {
     const struct td__optim_number *numbers;
     int number_count;
     /** Calls the device's kernel, once, for `count` parameters of one device, at least one: all or nothing. */
-    td_status (*run)(const td_optimizer *optimizer, const struct td__step *steps, int count);
+    td_status (*run)(const td_optimizer *optimizer, const struct td__parameter_step *steps,
+                     int count);
 };
 
 struct td_optimizer {

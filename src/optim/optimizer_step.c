@@ -18,7 +18,7 @@
 #include <string.h>
 
 struct plan {
-    struct td__step *steps;
+    struct td__parameter_step *steps;
     int count;
     struct former *formers;
     int former_count;
@@ -33,12 +33,12 @@ struct former {
 /* ---- Preparing ---------------------------------------------------------------------------------- */
 
 static td_status prepare(const td_optimizer *optimizer, struct td__parameter *parameter,
-                         td_tensor *grad, struct td__step *step)
+                         td_tensor *grad, struct td__parameter_step *step)
 {
     int buffers = optimizer->kind->buffer_count(&optimizer->numbers);
-    *step = (struct td__step){.parameter = parameter,
-                              .number = parameter->steps + 1,
-                              .first = buffers > 0 && !parameter->buffers[0]};
+    *step = (struct td__parameter_step){.parameter = parameter,
+                                        .number = parameter->steps + 1,
+                                        .first = buffers > 0 && !parameter->buffers[0]};
     TD_TRY(td__prepare_write(parameter->tensor));
     step->tensor = td__contiguous(parameter->tensor);
     step->grad = step->tensor ? td__contiguous(grad) : NULL;
@@ -72,13 +72,13 @@ static td_status prepare_all(td_optimizer *optimizer, struct plan *plan)
     return TD_OK;
 }
 
-static bool is_staged(const struct td__step *step)
+static bool is_staged(const struct td__parameter_step *step)
 {
     return step->tensor != step->parameter->tensor;
 }
 
 /* Steps of equal number have one kernel call; the host is last. */
-static int place_of(const struct td__step *step)
+static int place_of(const struct td__parameter_step *step)
 {
     const td_device *device = step->tensor->storage->device;
     return device->is_host ? INT_MAX : device->slot;
@@ -86,7 +86,7 @@ static int place_of(const struct td__step *step)
 
 static int compare_steps(const void *a, const void *b)
 {
-    const struct td__step *one = a, *other = b;
+    const struct td__parameter_step *one = a, *other = b;
     int place = place_of(one), other_place = place_of(other);
     if (place != other_place)
         return place < other_place ? -1 : 1;
@@ -145,7 +145,7 @@ static void restore_formers(const struct plan *plan)
 static td_status run_all(const td_optimizer *optimizer, const struct plan *plan)
 {
     for (int begin = 0, end; begin < plan->count; begin = end) {
-        const struct td__step *steps = plan->steps + begin;
+        const struct td__parameter_step *steps = plan->steps + begin;
         for (end = begin + 1; end < plan->count; end++)
             if (place_of(&plan->steps[end]) != place_of(steps))
                 break;
@@ -161,7 +161,7 @@ static td_status run_all(const td_optimizer *optimizer, const struct plan *plan)
 static void commit(struct plan *plan)
 {
     for (int i = 0; i < plan->count; i++) {
-        struct td__step *step = &plan->steps[i];
+        struct td__parameter_step *step = &plan->steps[i];
         struct td__parameter *parameter = step->parameter;
         parameter->steps = step->number;
         td__tensor_bump_version(parameter->tensor);

@@ -13,7 +13,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-static td_status run_sgd(const td_optimizer *optimizer, const struct td__step *steps, int count)
+static td_status run_sgd(const td_optimizer *optimizer, const struct td__parameter_step *steps,
+                         int count)
 {
     const struct td__optim_numbers *numbers = &optimizer->numbers;
     td_sgd_update *updates = malloc((size_t)count * sizeof *updates);

@@ -58,6 +58,7 @@ struct td__slot {
 struct td__stage {
     td_module *module;
     int number;
+    td_device *device;   /* of its first parameter or buffer in this step; NULL: has none */
     struct td__ddp *ddp; /* NULL: the module is not one of td_ddp() */
     bool ddp_sync;       /* what the program has set */
     struct td__list_layout in[TD__LAYOUTS], out[TD__LAYOUTS];
@@ -165,8 +166,8 @@ td_status td__pipeline_flush(td_pipeline *pipeline);
 /** Makes the inputs of a stage from the results of the stage before it, on the same rank. */
 td_status td__pipeline_hand_on(td_pipeline *pipeline, int stage, int micro_batch);
 
-/** The gradients of the inputs of a slot, as those of the results of the stage before it: retained. */
-td_status td__input_gradients(const struct td__slot *slot, td_tensor_list *gradients);
+/** Makes the gradients of the stage before a stage from those of its inputs, likewise. */
+td_status td__pipeline_hand_back(td_pipeline *pipeline, int stage, int micro_batch);
 
 /* ---- pipeline_agree.c --------------------------------------------------------------------------- */
 

@@ -1,6 +1,9 @@
 /* Tensors between two stages. A micro-batch is one message for each tensor, in order, over a tag of the stage and
  * direction. Before the first one of each size in a step, the sender sends its layout over a tag of its own; the receiver
- * can then post receives before the messages come. */
+ * can then post receives before the messages come.
+ *
+ * Tensors of accelerators travel in host memory: the receiver moves inputs to the device of its stage, and gradients to
+ * that of the results that they are of. */
 #include "parallel/pipeline_internal.h"
 
 #include "base/buffer.h"
@@ -230,8 +233,13 @@ static td_status send_list(td_pipeline *pipeline, const struct td__action *actio
     for (int i = 0; i < list->count; i++) {
         td_work *work;
         TD_TRY(reserve(pipeline));
-        TD_TRY(td_isend(list->at[i], world_rank(pipeline, action->peer), tag, pipeline->messages,
-                        &work));
+        td_tensor *here = td__on_host(list->at[i]) ? td_tensor_retain(list->at[i])
+                                                   : td__to_host(pipeline->step.call, list->at[i]);
+        td_status status = here ? td_isend(here, world_rank(pipeline, action->peer), tag,
+                                           pipeline->messages, &work)
+                                : td__error_status();
+        td_tensor_release(here); /* the work keeps it */
+        TD_TRY(status);
         add_sending(pipeline, work, tag, action->micro_batch);
     }
     return TD_OK;
@@ -254,13 +262,32 @@ static td_status send_outputs(td_pipeline *pipeline, const struct td__action *ac
     return TD_OK;
 }
 
+/* The gradients of the inputs of a slot, as those of the results of the stage before it: retained. */
+static td_status input_gradients(const struct td__slot *slot, td_tensor_list *gradients)
+{
+    TD_SCOPE;
+    for (int i = 0; i < slot->inputs.count; i++) {
+        td_tensor *input = slot->inputs.at[i];
+        if (!td_tensor_requires_grad(input))
+            continue;
+        td_tensor *gradient = td_tensor_grad(input); /* NULL: the stage does not use the input */
+        if (!gradient)
+            gradient = td_zeros(td_tensor_shape(input), td_tensor_ndim(input),
+                                td_tensor_dtype(input), td_tensor_device(input));
+        if (!gradient)
+            return td__error_status();
+        gradients->at[gradients->count++] = td_tensor_retain(gradient);
+    }
+    return TD_OK;
+}
+
 td_status td__pipeline_send(td_pipeline *pipeline, const struct td__action *action)
 {
     struct td__slot *slot = &td__stage_of(pipeline, action->stage)->slots[action->micro_batch];
     if (!is_gradient(action))
         return send_outputs(pipeline, action, slot);
     td_tensor_list gradients = {0};
-    td_status status = td__input_gradients(slot, &gradients);
+    td_status status = input_gradients(slot, &gradients);
     if (!status)
         status = send_list(pipeline, action, &gradients);
     td__list_release(&gradients);
@@ -302,18 +329,26 @@ static td_status receive_layout(td_pipeline *pipeline, const struct td__action *
     return TD_OK;
 }
 
+/* Where received inputs of a stage are put: it has the current device, if it has none of its own. */
+static td_device *input_device(td_pipeline *pipeline, int stage)
+{
+    td_device *device = td__stage_of(pipeline, stage)->device;
+    return device ? device : td_current_device();
+}
+
 /* Starts the receives of a message; the tensors go to `list`. */
 static td_status post(td_pipeline *pipeline, const struct td__action *action,
                       struct td__receipt *receipt, td_tensor_list *list)
 {
     struct td__list_layout *layout = layout_of_action(pipeline, action);
+    td_device *device = input_device(pipeline, action->stage);
     receipt->posted = true;
     for (int i = 0; i < layout->count; i++) {
         struct td__tensor_spec *spec = &layout->specs[i];
         if (is_gradient(action) && !spec->requires_grad)
             continue;
         td_tensor *tensor = td__empty(pipeline->step.call, spec->shape, spec->ndim, spec->dtype,
-                                      td__host_device());
+                                      device->is_host ? device : td__host_device());
         if (!tensor)
             return td__error_status();
         list->names[list->count] = *spec->name ? spec->name : NULL;
@@ -347,6 +382,28 @@ static td_status wait_for(struct td__receipt *receipt)
     return TD_OK;
 }
 
+/* Replaces a tensor without a graph by one on `device`. */
+static td_status place(td_tensor **tensor, td_device *device)
+{
+    TD_SCOPE;
+    if ((*tensor)->storage->device == device)
+        return TD_OK;
+    td_tensor *placed = td_tensor_to(*tensor, device);
+    if (!placed)
+        return td__error_status();
+    td_tensor_release(*tensor);
+    *tensor = td_tensor_retain(placed);
+    return TD_OK;
+}
+
+static td_status place_gradients(struct td__slot *slot)
+{
+    for (int i = 0, k = 0; i < slot->outputs.count && k < slot->gradients.count; i++)
+        if (td_tensor_requires_grad(slot->outputs.at[i]))
+            TD_TRY(place(&slot->gradients.at[k++], slot->outputs.at[i]->storage->device));
+    return TD_OK;
+}
+
 td_status td__pipeline_receive(td_pipeline *pipeline, const struct td__action *action)
 {
     struct td__slot *slot = &td__stage_of(pipeline, action->stage)->slots[action->micro_batch];
@@ -357,10 +414,12 @@ td_status td__pipeline_receive(td_pipeline *pipeline, const struct td__action *a
     TD_TRY(td__pipeline_post(pipeline, action, &posted));
     TD_TRY(wait_for(is_gradient(action) ? &slot->gradient_receipt : &slot->input_receipt));
     if (is_gradient(action))
-        return TD_OK;
-    for (int i = 0; i < layout->count; i++)
+        return place_gradients(slot);
+    for (int i = 0; i < layout->count; i++) {
+        TD_TRY(place(&slot->inputs.at[i], input_device(pipeline, action->stage)));
         if (layout->specs[i].requires_grad)
             TD_TRY(td_tensor_set_requires_grad(slot->inputs.at[i], true));
+    }
     return TD_OK;
 }
 
@@ -372,7 +431,10 @@ td_status td__pipeline_hand_on(td_pipeline *pipeline, int stage, int micro_batch
     struct td__slot *to = &td__stage_of(pipeline, stage)->slots[micro_batch];
     TD_SCOPE;
     for (int i = 0; i < from->outputs.count; i++) {
+        td_device *device = td__stage_of(pipeline, stage)->device;
         td_tensor *tensor = td_detach(from->outputs.at[i]);
+        if (device)
+            tensor = td_tensor_to(tensor, device);
         if (!tensor)
             return td__error_status();
         if (pipeline->step.training && td_tensor_requires_grad(from->outputs.at[i]))
@@ -385,20 +447,9 @@ td_status td__pipeline_hand_on(td_pipeline *pipeline, int stage, int micro_batch
     return TD_OK;
 }
 
-td_status td__input_gradients(const struct td__slot *slot, td_tensor_list *gradients)
+td_status td__pipeline_hand_back(td_pipeline *pipeline, int stage, int micro_batch)
 {
-    TD_SCOPE;
-    for (int i = 0; i < slot->inputs.count; i++) {
-        td_tensor *input = slot->inputs.at[i];
-        if (!td_tensor_requires_grad(input))
-            continue;
-        td_tensor *gradient = td_tensor_grad(input); /* NULL: the stage does not use the input */
-        if (!gradient)
-            gradient = td_zeros(td_tensor_shape(input), td_tensor_ndim(input),
-                                td_tensor_dtype(input), td_tensor_device(input));
-        if (!gradient)
-            return td__error_status();
-        gradients->at[gradients->count++] = td_tensor_retain(gradient);
-    }
-    return TD_OK;
+    struct td__slot *to = &td__stage_of(pipeline, stage - 1)->slots[micro_batch];
+    TD_TRY(input_gradients(&td__stage_of(pipeline, stage)->slots[micro_batch], &to->gradients));
+    return place_gradients(to);
 }

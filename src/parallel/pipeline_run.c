@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "nn/module.h"
 
 #include <tandem/autograd.h>
 
@@ -174,9 +175,7 @@ static td_status run_backward(td_pipeline *pipeline, const struct td__action *ac
     if (stage->number > 0 && pipeline->plan.ranks > 1)
         return TD_OK; /* SEND_BACKWARD needs the inputs */
     if (stage->number > 0)
-        TD_TRY(td__input_gradients(
-            slot,
-            &td__stage_of(pipeline, stage->number - 1)->slots[action->micro_batch].gradients));
+        TD_TRY(td__pipeline_hand_back(pipeline, stage->number, action->micro_batch));
     td__list_release(&slot->inputs);
     return TD_OK;
 }
@@ -234,11 +233,27 @@ static td_status run_list(td_pipeline *pipeline)
     return td__pipeline_flush(pipeline);
 }
 
+/* The device of the first tensor of a module; NULL: it has none. */
+static td_device *device_of(const td_module *module)
+{
+    if (module->parameters.count)
+        return td_tensor_device(module->parameters.at[0].tensor);
+    if (module->buffers.count)
+        return td_tensor_device(module->buffers.at[0].tensor);
+    td_device *device = NULL;
+    for (int i = 0; i < module->child_count && !device; i++)
+        device = device_of(module->children[i].module);
+    return device;
+}
+
 td_status td__pipeline_run(td_pipeline *pipeline)
 {
-    for (int c = 0; c < pipeline->plan.chunks; c++)
-        if (pipeline->stages[c].ddp)
-            pipeline->stages[c].ddp_sync = pipeline->stages[c].ddp->sync;
+    for (int c = 0; c < pipeline->plan.chunks; c++) {
+        struct td__stage *stage = &pipeline->stages[c];
+        stage->device = device_of(stage->module);
+        if (stage->ddp)
+            stage->ddp_sync = stage->ddp->sync;
+    }
     td_status status = run_list(pipeline);
     for (int c = 0; c < pipeline->plan.chunks; c++)
         if (pipeline->stages[c].ddp)

@@ -68,7 +68,7 @@ static bool find_place(td_tensor *tensor, uint64_t *offset)
 {
     struct td__arena *arena;
     size_t at;
-    if (!tensor->storage->free_fn ||
+    if (!td__storage_is_lendable(tensor->storage) ||
         (td__storage_is_borrowed(tensor->storage) && !lease_of(tensor)) ||
         !td__arena_resolve(td_tensor_data(tensor), &arena, &at) || arena != td__arena_default())
         return false;
@@ -137,7 +137,8 @@ td_status td__rpc_take_back(struct td__rpc_agent *agent, int from, uint64_t numb
     pthread_mutex_unlock(&agent->lease_lock);
     if (!lease)
         return td_fail(TD_ERR_INVALID, "a tensor is sent back that was not lent");
-    struct td__storage *storage = td__storage_borrow(data, size, end_taken_back, lease);
+    struct td__storage *storage = td__storage_borrow(td__host_device(), data, size, end_taken_back,
+                                                     lease);
     if (!storage) {
         td__lease_return(lease);
         return TD_ERR_NOMEM;
@@ -311,7 +312,8 @@ static td_status map_borrowed(struct td__rpc_agent *agent, struct borrowed *borr
     td_status status = td__endpoint_map(agent->endpoint, borrowed->from, offset, size,
                                         td__deadline_in_ms(MAP_MS), &data);
     struct td__storage *storage = status ? NULL
-                                         : td__storage_borrow(data, size, end_borrowed, borrowed);
+                                         : td__storage_borrow(td__host_device(), data, size,
+                                                              end_borrowed, borrowed);
     *tensor = storage ? td__tensor_over(storage, 0, layout) : NULL;
     if (!*tensor) {
         remove_borrowed(borrowed);

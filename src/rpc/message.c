@@ -67,14 +67,15 @@ bool td__message_header_read(const uint8_t *bytes, struct td__message_header *he
 }
 
 /* ---- Tensor records: dtype, dimensions, flags, shape; of a lent one, or one sent back to its lender, the lease and its
- *      place in the arena, or in what was lent ---- */
+ *      place in the arena, or in what was lent; of one for a device, its name ---- */
 
-enum { LENT = 1, REQUIRES_GRAD = 2, SENT_BACK = 4, FLAGS = 7 };
+enum { LENT = 1, REQUIRES_GRAD = 2, SENT_BACK = 4, ON_DEVICE = 8 }; /* 4 bits */
 
 struct record {
     uint8_t flags;
     struct td__layout layout;
     uint64_t lease, offset;
+    struct td__span device;
 };
 
 static void put_record(struct td__buffer *bytes, const struct record *record)
@@ -87,6 +88,8 @@ static void put_record(struct td__buffer *bytes, const struct record *record)
         td__buffer_put_u64(bytes, record->lease);
         td__buffer_put_u64(bytes, record->offset);
     }
+    if (record->flags & ON_DEVICE)
+        td__buffer_put_string(bytes, record->device.data, record->device.size);
 }
 
 static td_status get_record(struct td__reader *reader, struct record *record)
@@ -96,7 +99,7 @@ static td_status get_record(struct td__reader *reader, struct record *record)
     uint8_t dims = td__reader_u8(reader);
     int ndim = dims & 15;
     *record = (struct record){.flags = dims >> 4};
-    if (ndim > TD_MAX_DIMS || record->flags & ~FLAGS)
+    if (ndim > TD_MAX_DIMS)
         return td_fail(TD_ERR_INVALID, "a tensor record is not valid");
     for (int d = 0; d < ndim; d++)
         shape[d] = (int64_t)td__reader_u64(reader);
@@ -104,8 +107,13 @@ static td_status get_record(struct td__reader *reader, struct record *record)
         record->lease = td__reader_u64(reader);
         record->offset = td__reader_u64(reader);
     }
+    if (record->flags & ON_DEVICE)
+        record->device = td__reader_string(reader, TD__DEVICE_NAME);
     if (reader->failed)
         return td_fail(TD_ERR_INVALID, "a tensor record is cut off");
+    if (record->flags & ON_DEVICE &&
+        !td__device_name_is_valid(record->device.data, record->device.size))
+        return td_fail(TD_ERR_INVALID, "the device of a tensor record is no name of one");
     return td__layout_init(&record->layout, "a tensor record", shape, ndim, NULL, dtype);
 }
 
@@ -195,7 +203,7 @@ static bool freeze(struct td__outgoing_tensor *outgoing)
 {
     struct td__storage *storage = outgoing->tensor->storage;
     bool small = layout_bytes(&outgoing->tensor->layout) < TD__LEND_FROM;
-    if (small || td__storage_is_borrowed(storage) || !storage->free_fn) {
+    if (small || td__storage_is_borrowed(storage) || !td__storage_is_lendable(storage)) {
         td_tensor *copy = td__clone(outgoing->tensor);
         td_tensor_release(outgoing->tensor);
         outgoing->tensor = copy;
@@ -212,14 +220,20 @@ static td_status put_tensor(void *arg, td_tensor *tensor, uint32_t *number)
         return td_fail(TD_ERR_INVALID, "a message has more than %d tensors", TD__MAX_TENSORS);
     if (message->count == message->capacity && !grow_tensors(message))
         return td__fail_nomem("rpc");
+    const char *device = td__device_name_for(message->agent, message->to, tensor->storage->device,
+                                             message->request);
     struct record record = {.layout = tensor->layout};
+    if (device) {
+        record.flags |= ON_DEVICE;
+        record.device = (struct td__span){device, strlen(device)};
+    }
     if (message->records && td_grad_enabled() && td_tensor_requires_grad(tensor)) {
         TD_TRY(keep_recorded(message, tensor));
         record.flags |= REQUIRES_GRAD;
     }
-    td_tensor *kept = td__contiguous(tensor);
+    td_tensor *kept = td__to_host("rpc", tensor);
     if (!kept)
-        return TD_ERR_NOMEM;
+        return td__error_status();
     struct td__outgoing_tensor outgoing = {.tensor = kept};
     bool lend = message->lends && layout_bytes(&record.layout) >= TD__LEND_FROM;
     if (lend &&
@@ -369,14 +383,31 @@ struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
     return incoming;
 }
 
-/* `left`: bytes of the message's elements that no record has claimed yet. */
+static td_status note_device(struct td__incoming *incoming, uint32_t at, struct td__span name)
+{
+    if (!incoming->devices)
+        incoming->devices = calloc(incoming->header.tensors, sizeof *incoming->devices);
+    if (!incoming->devices)
+        return td__fail_nomem("rpc");
+    incoming->devices[at] = name;
+    return TD_OK;
+}
+
+/* Makes tensor number `at`. `left`: bytes of the message's elements that no record has claimed yet. */
 static td_status make_tensor(struct td__incoming *incoming, struct td__reader *reader,
-                             uint64_t left, td_tensor **tensor, size_t *size, bool *recorded)
+                             uint64_t left, uint32_t at)
 {
     struct record record;
+    td_tensor **tensor = &incoming->tensors[at];
+    size_t *size = &incoming->sizes[at];
     TD_TRY(get_record(reader, &record));
-    *recorded = record.flags & REQUIRES_GRAD;
-    incoming->recorded_count += *recorded;
+    incoming->recorded[at] = record.flags & REQUIRES_GRAD;
+    incoming->recorded_count += incoming->recorded[at];
+    if (record.flags & ON_DEVICE && note_device(incoming, at, record.device)) {
+        if (record.flags & LENT)
+            td__rpc_give_back(incoming->agent, incoming->from, record.lease);
+        return TD_ERR_NOMEM;
+    }
     if (record.flags & LENT)
         return td__rpc_borrow(incoming->agent, incoming->from, record.lease, record.offset,
                               &record.layout, tensor);
@@ -419,8 +450,7 @@ static td_status make_tensors(struct td__incoming *incoming)
         return refuse_tensors(incoming, &reader, 0);
     }
     for (uint32_t i = 0; i < count; i++) {
-        if (make_tensor(incoming, &reader, left, &incoming->tensors[i], &incoming->sizes[i],
-                        &incoming->recorded[i]))
+        if (make_tensor(incoming, &reader, left, i))
             return refuse_tensors(incoming, &reader, i + 1);
         left -= incoming->sizes[i];
     }
@@ -475,8 +505,25 @@ struct td__reader td__incoming_body(const struct td__incoming *incoming)
     return td__reader_of(incoming->bytes + incoming->header.records, incoming->header.body);
 }
 
+/* The names, which are in its records until it is freed. */
+static td_status put_on_devices(struct td__incoming *incoming)
+{
+    bool reply = incoming->header.kind == TD__MESSAGE_REPLY;
+    for (uint32_t i = 0; i < incoming->header.tensors; i++) {
+        char name[TD__DEVICE_NAME + 1] = "";
+        if (!incoming->devices[i].size)
+            continue;
+        memcpy(name, incoming->devices[i].data, incoming->devices[i].size);
+        TD_TRY(
+            td__device_arrive(incoming->agent, incoming->from, name, reply, &incoming->tensors[i]));
+    }
+    return TD_OK;
+}
+
 td_status td__incoming_own(struct td__incoming *incoming)
 {
+    if (incoming->devices)
+        TD_TRY(put_on_devices(incoming));
     for (uint32_t i = 0; incoming->header.copy && i < incoming->header.tensors; i++) {
         td_tensor *tensor = incoming->tensors ? incoming->tensors[i] : NULL;
         if (tensor && td__storage_is_borrowed(tensor->storage))
@@ -555,6 +602,7 @@ void td__incoming_free(struct td__incoming *incoming)
     free(incoming->tensors);
     free(incoming->sizes);
     free(incoming->recorded);
+    free(incoming->devices);
     free(incoming->text);
     free(incoming);
 }

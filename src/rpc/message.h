@@ -9,7 +9,8 @@
  *     elements          of those tensors that are inline, one after the other
  *
  * A tensor of at least TD__LEND_FROM bytes that goes to a worker of the same host is lent: only its place in the arena
- * of the sender is in the record.
+ * of the sender is in the record. Of a tensor on an accelerator, a copy in host memory is sent, with the name of the device
+ * for which it is.
  *
  * Leases and references that a message carries are its own until it is sent, or taken from it: one that is freed before
  * gives them back. That is why references have records beside the body, which may never be decoded. */
@@ -18,13 +19,14 @@
 
 #include "base/clock.h"
 #include "rpc/codec.h"
+#include "rpc/rpc_devices.h"
 
 enum {
     TD__HEADER_SIZE = 56,
     TD__SHORT_HEADER_SIZE = 20,
     TD__SMALL_MESSAGE = 256,
     TD__LEND_FROM = 4096,
-    TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 24,
+    TD__RECORD_MAX = 2 + 8 * TD_MAX_DIMS + 16 + 4 + TD__DEVICE_NAME,
     TD__RREF_RECORD_SIZE = 20,
     TD__MAX_RREFS = 1 << 24, /* of one message */
 };
@@ -97,6 +99,7 @@ struct td__message {
     struct td__rpc_agent *agent;
     int to;         /* the receiver's rank */
     bool lends;     /* it is on this host */
+    bool request;   /* this worker's maps of devices count */
     bool more;      /* another message follows at once: this one may be published with it */
     uint32_t count; /* tensors */
     uint32_t capacity;
@@ -151,6 +154,8 @@ struct td__incoming {
     td_tensor **tensors; /* NULL until records and body are there */
     size_t *sizes;       /* of their elements that are inline */
     bool *recorded;      /* of those that require grad on the sender */
+    struct td__span
+        *devices; /* names of the devices that they are for; NULL: all are for the host */
     uint32_t recorded_count;
     uint32_t inline_at; /* the tensor whose elements are next */
     size_t inline_have; /* of its bytes */
@@ -173,7 +178,8 @@ void *td__incoming_next(struct td__incoming *incoming, size_t *size);
 /** `size` bytes are there. */
 void td__incoming_advance(struct td__incoming *incoming, size_t size);
 
-/** Gives its tensors memory of their own, if the sender has asked for that. Before they are used. */
+/** Puts its tensors on their devices, and gives those of the host memory of their own, if the sender has asked for that.
+ *  Before they are used. */
 td_status td__incoming_own(struct td__incoming *incoming);
 
 /** The value of `size` bytes of its body, with one reference; NULL on failure. */

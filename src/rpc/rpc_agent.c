@@ -301,6 +301,8 @@ static void destroy(struct td__rpc_agent *agent)
     pthread_mutex_destroy(&agent->lease_lock);
     pthread_mutex_destroy(&agent->rref_lock);
     pthread_mutex_destroy(&agent->context_lock);
+    td__devices_close(agent);
+    pthread_mutex_destroy(&agent->device_lock);
     free(agent);
 }
 
@@ -326,6 +328,7 @@ static struct td__rpc_agent *create(const char *name, const td_rpc_options *opti
     pthread_mutex_init(&agent->lease_lock, NULL);
     pthread_mutex_init(&agent->rref_lock, NULL);
     pthread_mutex_init(&agent->context_lock, NULL);
+    pthread_mutex_init(&agent->device_lock, NULL);
     static atomic_ullong serials;
     agent->serial = atomic_fetch_add(&serials, 1) + 1;
     return agent;
@@ -384,6 +387,8 @@ td_status td_init_rpc(const char *name, const td_rpc_options *options)
                          there->name);
     else if (!(agent = create(name, options)))
         status = TD_ERR_NOMEM;
+    if (!status)
+        status = td__device_maps_copy(agent, options->device_maps);
     if (!status)
         status = td__rref_register();
     if (!status)

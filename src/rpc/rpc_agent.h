@@ -10,6 +10,7 @@
  *     rpc_calls.c   calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
  *     lease.c       tensors that are lent and borrowed
+ *     rpc_devices.c tensors of accelerators
  *     rref.c        remote references
  *
  * Locks, in this order: lock, calls_lock, run_lock, a link's write_lock, a future's lock. */
@@ -34,7 +35,7 @@ struct td__rpc_control {
     _Atomic uint32_t awake;             /* a thread reads the rings */
     _Alignas(64) _Atomic uint32_t rung; /* a byte that wakes the agent is under way */
     _Atomic int processor;              /* of the thread that reads, plus one; 0: not known */
-    _Atomic uint32_t barriers;          /* it sleeps after a barrier on all processors; see agent_wake.c */
+    _Atomic uint32_t barriers; /* it sleeps after a barrier on all processors; see agent_wake.c */
 };
 
 struct td__rpc_link {
@@ -246,7 +247,8 @@ struct td__rpc_agent {
     struct td__rpc_link **by_id; /* under `lock` */
     uint64_t id_count, id_capacity;
     int near; /* workers of this host; under `lock` */
-    bool pinned; /* this process has one processor: `control` tells which workers share it, their number does not */
+    bool
+        pinned; /* this process has one processor: `control` tells which workers share it, their number does not */
     atomic_bool oversubscribed;
     bool ordered;       /* other workers' barriers order what this process writes */
     atomic_bool missed; /* a thread that was woken could not take the lead */
@@ -296,6 +298,11 @@ struct td__rpc_agent {
     struct td__map leases; /* tensors that are lent */
     uint64_t last_lease;
     bool orderly; /* all workers have left in order */
+
+    struct td__device_map *device_maps;
+    int device_map_count;
+    pthread_mutex_t device_lock; /* for `arrivals`, by the slots of devices */
+    td_stream *arrivals[TD__ACCELERATORS_MOST];
 };
 
 /** The agent of this process, which stays until td__agent_leave(); NULL, with the last error set, if there is none. */

@@ -292,8 +292,10 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
         return NULL;
     bool near = to != agent->rank && td__worker_is_near(agent, to);
     struct td__message *message = td__message_create(agent, to, near);
-    if (message)
+    if (message) {
         message->records = td__current_context;
+        message->request = true;
+    }
     struct td__message_header header = {
         .kind = TD__MESSAGE_REQUEST,
         .context = td__current_context,

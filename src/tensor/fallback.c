@@ -147,3 +147,20 @@ void td__note_uses(const struct td__operands *operands)
             td__block_use(tensor->storage->arg, stream);
     }
 }
+
+/* ---- Watching -------------------------------------------------------------------------------------------- */
+
+static void (*_Atomic kernel_watch)(const char *slot, td_status status);
+
+void td__watch_kernels(void (*watch)(const char *slot, td_status status))
+{
+    atomic_store(&kernel_watch, watch);
+}
+
+void td__note_kernel(const char *slot, td_status status)
+{
+    void (*watch)(const char *, td_status) = atomic_load_explicit(&kernel_watch,
+                                                                  memory_order_acquire);
+    if (watch)
+        watch(slot, status);
+}

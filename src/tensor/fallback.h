@@ -29,4 +29,11 @@ td_status td__fallback_end(struct td__operands *operands, struct td__host_copy *
 /** After a kernel was enqueued: the memory of its operands is in use on the current stream. */
 void td__note_uses(const struct td__operands *operands);
 
+/** Reports each call of a kernel of an accelerator, by any thread, with the name of the slot and what the device's own
+ *  kernel returned (TD_ERR_UNSUPPORTED where it has none); NULL ends this. For tools that list what was covered. */
+void td__watch_kernels(void (*watch)(const char *slot, td_status status));
+
+/** What RUN_LIST() calls; costs one load where nothing watches. */
+void td__note_kernel(const char *slot, td_status status);
+
 #endif

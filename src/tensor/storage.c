@@ -1,7 +1,6 @@
 /* Storages: reference-counted memory of a device. One function pointer frees it, so that memory of malloc(), of
  * td_alloc() and of the user is handled alike. Memory that is lent has a lease, which takes it over when the
  * storage moves away from it or ends. */
-#include "base/copy.h"
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 
@@ -127,12 +126,13 @@ struct td__lease {
 /* Guards all leases, and the `lease` of all storages. Leases are few, and storages many. */
 static pthread_mutex_t leases = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of memory that belongs to another process: a write moves the storage to a copy, and frees `data`. */
+/* Of memory that belongs to another process or library: a write moves the storage to a copy, and frees `data`. */
 static struct td__lease borrowed;
 
-struct td__storage *td__storage_borrow(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg)
+struct td__storage *td__storage_borrow(td_device *device, void *data, size_t bytes,
+                                       td_blob_free_fn free_fn, void *arg)
 {
-    struct td__storage *storage = td__storage_of(td__host_device(), data, bytes, free_fn, arg);
+    struct td__storage *storage = td__storage_of(device, data, bytes, free_fn, arg);
     if (storage)
         atomic_store_explicit(&storage->lease, &borrowed, memory_order_relaxed);
     return storage;
@@ -181,12 +181,14 @@ td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease
                        storage->device->name);
     pthread_mutex_lock(&leases);
     struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
+    bool is_foreign = atomic_load_explicit(&storage->foreign, memory_order_relaxed) > 0;
+    if (lease == &borrowed || is_foreign) {
+        pthread_mutex_unlock(&leases);
+        return td_fail(TD_ERR_INVALID, "tensor: %s memory cannot be lent; lend a td_clone()",
+                       is_foreign ? "exported or imported" : "borrowed");
+    }
     if (!lease)
         lease = make_lease(storage);
-    if (lease == &borrowed) {
-        pthread_mutex_unlock(&leases);
-        return td_fail(TD_ERR_INVALID, "tensor: borrowed memory cannot be lent");
-    }
     if (lease) {
         lease->count++;
         *lease_out = lease;
@@ -232,9 +234,9 @@ td_status td__storage_unshare(struct td__storage *storage)
      * lease free the memory that is copied here. */
     pthread_mutex_lock(&leases);
     struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
-    if (lease) {
-        td__copy_bytes(copy->data, storage->data, storage->bytes,
-                       storage->bytes > td__cache_bytes(3) / 4);
+    struct td__place to = td__storage_place(copy, 0), from = td__storage_place(storage, 0);
+    td_status status = lease ? td__copy_between("tensor", &to, &from, storage->bytes, true) : TD_OK;
+    if (lease && !status) {
         struct td__storage former = {
             .data = storage->data, .free_fn = storage->free_fn, .arg = storage->arg};
         storage->data = copy->data;
@@ -248,7 +250,29 @@ td_status td__storage_unshare(struct td__storage *storage)
     }
     pthread_mutex_unlock(&leases);
     td__storage_release(copy);
-    return TD_OK;
+    return status;
+}
+
+td_status td__storage_share(struct td__storage *storage)
+{
+    for (;;) {
+        pthread_mutex_lock(&leases);
+        bool is_lent = td__storage_is_lent(storage) && storage->bytes > 0;
+        if (!is_lent)
+            atomic_fetch_add_explicit(&storage->foreign, 1, memory_order_relaxed);
+        pthread_mutex_unlock(&leases);
+        if (!is_lent) {
+            td__storage_retain(storage);
+            return TD_OK;
+        }
+        TD_TRY(td__storage_unshare(storage));
+    }
+}
+
+void td__storage_end_share(struct td__storage *storage)
+{
+    atomic_fetch_sub_explicit(&storage->foreign, 1, memory_order_relaxed);
+    td__storage_release(storage);
 }
 
 void td__storage_release(struct td__storage *storage)

@@ -228,15 +228,17 @@ td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_
     }
     device = td__use_device("td_from_blob", device);
     struct td__storage *storage = device ? td__storage_of(device, data, td__layout_extent(&layout),
-                                                          free_fn, arg)
+                                                          NULL, NULL)
                                          : NULL;
     if (!storage)
         return NULL;
-    td_tensor *tensor = td__tensor_over(storage, 0, &layout);
-    if (!tensor)
-        storage->free_fn = NULL; /* the caller keeps the memory */
+    td_tensor *tensor = td__adopt(td__tensor_over(storage, 0, &layout));
+    if (tensor) { /* otherwise the caller keeps the memory */
+        storage->free_fn = free_fn;
+        storage->arg = arg;
+    }
     td__storage_release(storage);
-    return td__adopt(tensor);
+    return tensor;
 }
 
 td_tensor *td_tensor_retain(td_tensor *tensor)

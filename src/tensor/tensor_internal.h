@@ -27,6 +27,7 @@ struct td__storage {
     size_t bytes;
     td_blob_free_fn free_fn; /* frees `data`; or NULL */
     void *arg;
+    atomic_int foreign; /* how many other libraries share `data` (DLPack): it does not move */
 };
 
 /** Allocates `bytes` bytes on `device`, which is open, aligned to 64, with one reference; `call` is for errors, and for
@@ -56,7 +57,8 @@ void td__storage_release(struct td__storage *storage);
 
 /** Lends the memory of a storage: td__lease_data() does not change until td__lease_return(). The same
  *  memory may be lent many times, and has one lease then. TD_ERR_INVALID for memory of the program's
- *  that the library does not free (td_from_blob()), which could go away: lend a copy of it. */
+ *  that the library does not free (td_from_blob()), which could go away, and for memory that another library shares
+ *  (td__storage_share()), from which the storage could not move: lend a copy of it. */
 td_status td__storage_lend(struct td__storage *storage, struct td__lease **lease);
 
 /** Takes a lease once more. */
@@ -68,10 +70,22 @@ void td__lease_return(struct td__lease *lease);
 /** The memory that is lent; NULL for a storage of no bytes. */
 const void *td__lease_data(const struct td__lease *lease);
 
-/** A storage over memory that another process lends: free_fn(data, arg) returns it, after the last release, or before
- *  the first write, which moves the storage to a copy. */
-struct td__storage *td__storage_borrow(void *data, size_t bytes, td_blob_free_fn free_fn,
-                                       void *arg);
+/** A storage over memory of `device` that is only to be read, since another process or library lends it:
+ *  free_fn(data, arg) returns it, after the last release, or before the first write, which moves the storage to a
+ *  copy. */
+struct td__storage *td__storage_borrow(td_device *device, void *data, size_t bytes,
+                                       td_blob_free_fn free_fn, void *arg);
+
+/** Gives another library a reference to the storage and its memory, which does not move from now on; if it is lent or
+ *  borrowed, the storage first moves to a copy. td__storage_end_share() drops both. */
+td_status td__storage_share(struct td__storage *storage);
+void td__storage_end_share(struct td__storage *storage);
+
+/** Whether memory of the host is the library's, or was handed to it, so that td__storage_lend() works. */
+static inline bool td__storage_is_lendable(const struct td__storage *storage)
+{
+    return storage->free_fn && atomic_load_explicit(&storage->foreign, memory_order_relaxed) == 0;
+}
 
 static inline bool td__storage_is_lent(const struct td__storage *storage)
 {
@@ -177,7 +191,7 @@ static inline bool td__same_shape(const td_tensor *a, const td_tensor *b)
 static inline bool td__is_unshared(const td_tensor *tensor)
 {
     return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
-           tensor->storage->free_fn && !td__storage_is_lent(tensor->storage);
+           td__storage_is_lendable(tensor->storage) && !td__storage_is_lent(tensor->storage);
 }
 
 /** Before the elements of an existing tensor are written, and before td_tensor_data() is read for it:

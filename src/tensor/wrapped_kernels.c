@@ -78,6 +78,7 @@ static td_device *device_of(const td_tensor **const *at, int count)
                                     .count = count_};                                              \
     const td_kernels *own = &operands.device->kind->kernels;                                       \
     td_status status = own->slot_ ? own->slot_(__VA_ARGS__) : TD_ERR_UNSUPPORTED;                  \
+    td__note_kernel(#slot_, status);                                                               \
     if (!status)                                                                                   \
         td__note_uses(&operands);                                                                  \
     if (status == TD_ERR_UNSUPPORTED) {                                                            \
@@ -322,8 +323,8 @@ static td_status run_nll_loss(td_tensor *out, td_tensor *factor, const td_tensor
                               const td_tensor *target, const td_tensor *weight,
                               int64_t ignore_index)
 {
-    RUN(nll_loss, NULL, 2, OPERANDS(AT(out), AT(factor), AT(x), AT(target), AT(weight)), out, factor,
-        x, target, weight, ignore_index);
+    RUN(nll_loss, NULL, 2, OPERANDS(AT(out), AT(factor), AT(x), AT(target), AT(weight)), out,
+        factor, x, target, weight, ignore_index);
 }
 
 static td_status run_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y,
@@ -331,8 +332,8 @@ static td_status run_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                    const td_tensor *weight, int64_t ignore_index)
 {
     RUN(nll_loss_grad, NULL, 1,
-        OPERANDS(AT(grad_x), AT(grad_y), AT(factor), AT(target), AT(weight)), grad_x, grad_y, factor,
-        target, weight, ignore_index);
+        OPERANDS(AT(grad_x), AT(grad_y), AT(factor), AT(target), AT(weight)), grad_x, grad_y,
+        factor, target, weight, ignore_index);
 }
 
 static td_status run_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,

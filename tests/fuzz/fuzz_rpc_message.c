@@ -5,7 +5,7 @@
  *     the rest   what comes behind it
  *
  * Nothing is written outside of what the message has room for. The message is complete, or refused, after as many bytes
- * as the header says. Its body is a value or refused. */
+ * as the header says. Its body is a value or refused. Names of devices are in the message, and can be such. */
 #include "fuzz.h"
 
 #include "rpc/message.h"
@@ -55,6 +55,17 @@ static void read_body(struct td__incoming *incoming)
     td_value_release(value);
 }
 
+static void check_devices(const struct td__incoming *incoming)
+{
+    for (uint32_t i = 0; incoming->devices && i < incoming->header.tensors; i++) {
+        struct td__span name = incoming->devices[i];
+        const char *records = (const char *)incoming->bytes;
+        check(!name.size ||
+              (td__device_name_is_valid(name.data, name.size) && name.data >= records &&
+               name.data + name.size <= records + incoming->header.records));
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct td__rpc_agent agent; /* of rank 0, alone: nobody lends it memory */
@@ -76,6 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check(complete == (rest >= expected_size(&header)));
     if (complete && !incoming->status)
         read_body(incoming);
+    check_devices(incoming);
     check(!incoming->status || incoming->text);
     td__incoming_free(incoming);
     return 0;
