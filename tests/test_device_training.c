@@ -275,3 +275,71 @@ TEST(a_model_over_two_accelerators)
     td_module_destroy(one_there);
     td_module_destroy(two_there);
 }
+
+/* ---- DDP -------------------------------------------------------------------------------------------------- */
+
+/* Each rank trains on an accelerator of its own; the same on the host has the same bits. */
+RANKS(ddp_has_the_bits_of_the_host, .ranks = 3, .deadline_s = 60)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_device *device = toy(0);
+    td_module *net = make_net();
+    CHECK_OK(td_module_to(net, device));
+    td_module *there = td_ddp(
+        net, &(td_ddp_options){.device_ids = &device, .device_count = 1, .bucket_cap_mb = 0.001});
+    td_module *here = td_ddp(make_net(), &(td_ddp_options){.bucket_cap_mb = 0.001});
+    CHECK(here && there);
+    td_optimizer *a = td_adam(here, NULL), *b = td_adam(there, NULL);
+    for (int step = 0; step < STEPS; step++) {
+        int batch = step * 3 + td_test_rank();
+        train(here, a, host(), batch, 1);
+        train(there, b, device, batch, 1);
+    }
+    check_same_state(here, there);
+    td_optimizer_destroy(a);
+    td_optimizer_destroy(b);
+    td_module_destroy(here);
+    td_module_destroy(there);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(ddp_over_two_accelerators_with_sync_batch_norm, .ranks = 2, .deadline_s = 60)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_device *first = toy(0), *second = toy(1);
+    td_manual_seed(8);
+    td_module *one = td_sequential(td_linear(WIDTH, 16), td_sync_batch_norm(16, NULL, NULL), NULL);
+    td_module *two = td_linear(16, CLASSES);
+    td_module *plain = td_ddp(
+        td_sequential(td_module_clone(one), td_relu(), td_module_clone(two), NULL), NULL);
+    CHECK_OK(td_module_to(one, first));
+    CHECK_OK(td_module_to(two, second));
+    td_module *bottom = td_ddp(one, NULL),
+              *top = td_ddp(two, &(td_ddp_options){.hook = td_hook_bf16()});
+    CHECK(plain && bottom && top);
+    for (int step = 0; step < STEPS; step++) {
+        TD_SCOPE;
+        td_manual_seed((uint64_t)(step * 10 + td_test_rank()));
+        td_tensor *x = td_randn(TD_SHAPE(BATCH, WIDTH), TD_F32, host());
+        td_tensor *y = td_forward(plain, x);
+        td_tensor *middle = td_f_relu(td_forward(bottom, td_tensor_to(x, first)));
+        td_tensor *y_there = td_forward(top, td_tensor_to(middle, second));
+        CHECK(y && y_there);
+        CHECK(td_allclose(y, td_tensor_to(y_there, host()), 1e-5, 1e-6));
+        CHECK_OK(td_backward(td_sum(td_square(y))));
+        CHECK_OK(td_backward(td_sum(td_square(y_there))));
+        td_tensor *grad = td_tensor_grad(td_module_parameter(plain, "module.0.0.weight"));
+        td_tensor *grad_there = td_tensor_grad(td_module_parameter(bottom, "module.0.weight"));
+        CHECK(td_allclose(grad, td_tensor_to(grad_there, host()), 1e-4, 1e-5));
+        grad = td_tensor_grad(td_module_parameter(plain, "module.2.weight"));
+        grad_there = td_tensor_grad(td_module_parameter(top, "module.weight"));
+        CHECK(td_allclose(grad, td_tensor_to(grad_there, host()), 0.02, 0.1)); /* bf16 */
+        CHECK_OK(td_module_zero_grad(plain));
+        CHECK_OK(td_module_zero_grad(bottom));
+        CHECK_OK(td_module_zero_grad(top));
+    }
+    td_module_destroy(plain);
+    td_module_destroy(bottom);
+    td_module_destroy(top);
+    CHECK_OK(td_destroy_process_group());
+}

@@ -259,8 +259,9 @@ TEST(all_dtypes_go_out_and_in)
         CHECK(back && td_tensor_dtype(back) == dtypes[i].dtype);
         CHECK(td_tensor_data(back) == td_tensor_data(x));
         td_tensor_release(x); /* the memory lives on */
-        CHECK_EQ(
-            *(uint8_t *)td_tensor_data(back) != 0 || dtypes[i].code == 2 || dtypes[i].code >= 4, 1);
+        td_tensor *same = td_full(TD_SHAPE(2, 3), 1, dtypes[i].dtype, NULL);
+        CHECK_MEM(td_tensor_data(back), td_tensor_data(same), td_tensor_nbytes(same));
+        td_tensor_release(same);
         td_tensor_release(back);
     }
 }
@@ -456,6 +457,8 @@ TEST(memory_of_an_accelerator)
 
 TEST(pytorch_on_the_other_side, .deadline_s = 60)
 {
+    if (td_test_slowness() > 1)
+        td_test_skip("python3 cannot load a library with a sanitizer");
     struct td_test_child child = td_test_exec(
         (const char *const[]){"/usr/bin/python3", TD_DLPACK_SCRIPT, TD_DLPACK_LIBRARY, NULL});
     int code = WIFEXITED(child.status) ? WEXITSTATUS(child.status) : -1;

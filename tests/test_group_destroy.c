@@ -440,10 +440,10 @@ static void *destroy_groups(void *arg)
 static void destroy_in_batch(struct batch *batch)
 {
     pthread_t starter, destroyer;
-    td_backend_ops stops = *batch->groups[1]->ops;
-    native = batch->groups[1]->ops;
+    td_backend_ops stops = *batch->groups[1]->host.ops;
+    native = batch->groups[1]->host.ops;
     stops.post = stop_and_post;
-    batch->groups[1]->ops = &stops;
+    batch->groups[1]->host.ops = &stops;
     atomic_store(&stopped, false);
     atomic_store(&go_on, false);
     atomic_store(&destroyed, false);

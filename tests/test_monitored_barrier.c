@@ -258,13 +258,13 @@ static td_status stop_before_verdict(void *self, const td_call *call)
 
 static td_group *group_that_stops(void)
 {
-    void *arg;
-    const char *name;
+    struct td__backend_found found;
     td_group *group;
-    stopping = *td__backend_find("native", &arg, &name);
+    CHECK_OK(td__backend_find("native", &found));
+    stopping = *found.ops;
     native_run_message = stopping.run_message;
     stopping.run_message = stop_before_verdict;
-    CHECK_OK(td_register_backend("stopping", &stopping, arg));
+    CHECK_OK(td_register_backend("stopping", &stopping, found.arg));
     CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.backend = "stopping"}, &group));
     return group;
 }

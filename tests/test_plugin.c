@@ -23,9 +23,8 @@ static void search(const char *path)
 /* How often the init() of a sample ran; -1: there is no such backend. */
 static int inits(const char *backend)
 {
-    void *arg;
-    const char *name;
-    return td__backend_find(backend, &arg, &name) ? atomic_load((atomic_int *)arg) : -1;
+    struct td__backend_found found;
+    return td__backend_find(backend, &found) ? -1 : atomic_load((atomic_int *)found.arg);
 }
 
 static td_plugin_info *find_in(td_plugin_info *list, int count, const char *name)

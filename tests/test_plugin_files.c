@@ -138,11 +138,10 @@ TEST(odd_names_are_no_file_names)
     CHECK_FAILS(td_load_plugin("/no/such/tandem_x.so"), TD_ERR_INVALID, "No such file");
     CHECK_FAILS(td_load_plugin("/usr/bin/env"), TD_ERR_INVALID, "its name must be tandem_NAME.so");
     CHECK_FAILS(td_load_plugin(NULL), TD_ERR_INVALID, "NULL");
-    void *arg;
-    const char *kept;
-    CHECK(!td__backend_find("../good", &arg, &kept));
+    struct td__backend_found found;
+    CHECK(td__backend_find("../good", &found));
     CHECK(!strstr(td_last_error(), "tandem_"));
-    CHECK(!td__backend_find("absent", &arg, &kept));
+    CHECK(td__backend_find("absent", &found));
     CHECK_CONTAINS(td_last_error(), "there is no plug-in tandem_absent.so in " TD_TEST_BUILD_DIR);
 }
 
@@ -167,10 +166,9 @@ TEST(links)
     setenv("TANDEM_PLUGIN_PATH", td_test_temp_dir(), 1);
     CHECK(is_found("alias"));
     CHECK(is_found("good"));
-    void *arg;
-    const char *kept;
-    CHECK(td__backend_find("good", &arg, &kept));
-    CHECK(!td__backend_find("alias", &arg, &kept));
+    struct td__backend_found found;
+    CHECK_OK(td__backend_find("good", &found));
+    CHECK(td__backend_find("alias", &found));
     CHECK_CONTAINS(td_last_error(), "tandem_good.so.1 does not register it");
     CHECK_FAILS(td_load_plugin(BUILT("good")), TD_ERR_STATE, "is loaded already, from ");
 }
@@ -215,9 +213,8 @@ TEST(a_file_of_another_user)
     CHECK_EQ(chown(in_temp("s/tandem_good.so"), 0, (gid_t)-1), 0);
     CHECK_EQ(chown(in_temp("s"), 12345, (gid_t)-1), 0);
     setenv("TANDEM_PLUGIN_PATH", in_temp("s"), 1);
-    void *arg;
-    const char *kept;
-    CHECK(!td__backend_find("good", &arg, &kept));
+    struct td__backend_found found;
+    CHECK(td__backend_find("good", &found));
     CHECK_EQ(td_last_status(), TD_ERR_AUTH);
     CHECK_CONTAINS(td_last_error(), "its folder belongs to user 12345");
 }

@@ -141,8 +141,9 @@ static void set_element(void *data, char dtype, int64_t i)
 /* Makes the tensors of a list on a device; returns their number. */
 static int make_tensors(const char *list, td_device *device, td_tensor **tensors)
 {
-    static const td_dtype dtypes[] = {['f'] = TD_F32, ['p'] = TD_F32, ['h'] = TD_F16,
-                                      ['i'] = TD_I64, ['j'] = TD_I32, ['b'] = TD_BOOL};
+    static const td_dtype dtypes[] = {
+        ['f'] = TD_F32, ['p'] = TD_F32, ['d'] = TD_F64, ['h'] = TD_F16,
+        ['i'] = TD_I64, ['j'] = TD_I32, ['b'] = TD_BOOL};
     _Alignas(8) char data[4096];
     int count = 0;
     for (const char *at = list; *at;) {

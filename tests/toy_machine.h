@@ -9,6 +9,7 @@
 
 #include <tandem/kernels.h>
 #include <tandem/random.h>
+#include <tandem/tensor.h>
 
 #include <pthread.h>
 

@@ -237,7 +237,12 @@ CALL(full)
     td_tensor *y = td_full(td_tensor_shape(x[0]), td_tensor_ndim(x[0]), N(0), td_tensor_dtype(x[0]),
                            td_tensor_device(x[0]));
     c->more[0] = td_zeros_like(x[0]);
-    c->more[1] = td_ones_like(x[0]);
+    c->more[1] = td_ones(td_tensor_shape(x[0]), td_tensor_ndim(x[0]), td_tensor_dtype(x[0]),
+                         td_tensor_device(x[0]));
+    c->more[2] = td_empty_like(x[0]);
+    td_tensor *ones = td_ones_like(x[0]); /* NULL where the device lacks it: the error stays */
+    if (!ones || !c->more[2] || td_tensor_copy(c->more[2], ones))
+        return NULL;
     return y;
 }
 CALL(tril)

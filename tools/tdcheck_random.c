@@ -167,7 +167,7 @@ CHECK_OWN_ROW(randperm)
     (void)row;
     enum { COUNT = 1009 };
     char seen[COUNT] = {0};
-    td_generator *generator = td_generator_create(checker->seed, td_device_get("cpu"));
+    td_generator *generator = td_generator_create(checker->seed, checker->device);
     td_tensor *x = td_randperm_with(COUNT, dtype, checker->device, generator);
     td_generator_destroy(generator);
     td_tensor *back = x ? check_fetch(x) : NULL, *wide = back ? td_to_dtype(back, TD_I64) : NULL;

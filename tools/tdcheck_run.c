@@ -174,9 +174,9 @@ static void compare_sides(struct comparison *to, const struct side *host, const 
     for (int i = 0; i < to->c->count; i++)
         compare(to, "the gradient of operand", i, host->grads[i], device->grads[i],
                 magnitude->grads[i], measure_of(row, true));
-    /* What was written is as exact as the result; all else has not changed. */
+    /* What was written is as exact as the result; all else has not changed: f32 stands for all dtypes there. */
     bool written = row->flags & CHECK_IN_PLACE;
-    for (int i = 0; i < to->c->count; i++)
+    for (int i = 0; i < to->c->count && (written || to->c->dtype == TD_F32); i++)
         compare(to, "the memory of operand", i, host->bases[i], device->bases[i], NULL,
                 written && i == 0 ? measure_of(row, true) : MEASURE_BITS);
     if (!to->failed && host->recorded != device->recorded) {

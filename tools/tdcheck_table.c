@@ -157,13 +157,13 @@ const struct check_row check_rows[] = {
     CALLS(masked_fill, NUMBERS, CHECK_EXACT | CHECK_SPECIAL, "nb",
           "7 7 : 3; 3x5 5 : 2; 2x3x5 3x1 : 0; 4099 4099 : 1"),
 
-    /* Reductions. */
+    /* Reductions. The gradient of td_prod() counts the zeros on the host, and waits for that. */
     UNARY(sum, ALL, CHECK_ABSOLUTE, "n"),
     UNARY(mean, FLOATS, CHECK_ABSOLUTE, "n"),
     {.name = "prod",
      .tensor1 = td_prod,
      .dtypes = FLOATS | INTEGERS,
-     .flags = CHECK_ABSOLUTE,
+     .flags = CHECK_ABSOLUTE | CHECK_WAITS,
      .values = "p",
      .shapes = ".; 0; 1; 7; 2x3x5",
      .tolerance = 64},
@@ -265,11 +265,11 @@ const struct check_row check_rows[] = {
      .shapes =
          "3x5 5 5 : 1; 3x5 - - : 1; 2x3x5 3x5 3x5 : 2; 7 7 7 : 1; 17x133 133 133 : 1; 0x5 5 5 : 1"},
 
-    /* Attention. */
+    /* Attention. With a mask that is added the host looks for rows without any column, and waits for that. */
     {.name = "attention",
      .call = check_attention,
      .dtypes = FLOATS,
-     .flags = CHECK_LARGEST,
+     .flags = CHECK_LARGEST | CHECK_WAITS,
      .values = "nnnn",
      .tolerance = 64,
      .shapes =

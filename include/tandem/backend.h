@@ -5,10 +5,18 @@
  * in the group's own; a backend only has to do the work. It may leave any slot NULL: the operation is
  * then TD_ERR_UNSUPPORTED with a sentence that names a backend which has it.
  *
+ * A backend has either the slots that block, one for each collective and post() for messages, or submit(), which starts
+ * any call and does not block.
+ *
+ * Devices. A backend that names kinds of devices in `devices` gets calls on their memory, too. Such a call has a device
+ * and a stream: a backend enqueues on the stream, or waits for it before it reads memory of the device. The call is over
+ * when its result is ordered in that stream; the group layer makes the caller's stream wait for it.
+ *
  * Threads. td_register_backend(), td_work_complete() and the td_reduce_ functions may be called from any thread at any
- * time. On one `self` the library calls the collectives one at a time, from changing threads; post(), run_message(),
- * progress(), abort(), has_left() and fills_host() at any time between create() and destroy(), also several at once and
- * during a collective; verify() and destroy() when no other call is under way. Different groups are independent.
+ * time. On one `self` the library calls the collectives one at a time, from changing threads, and submit() with a
+ * collective likewise; post(), submit() with a message, batch_begin(), batch_end(), run_message(), progress(), abort(),
+ * has_left() and fills_host() at any time between create() and destroy(), also several at once and during a collective;
+ * verify() and destroy() when no other call is under way. Different groups are independent.
  *
  * Growth. td_call and td_backend_context are made by the library and grow at their end: a backend reads the members
  * that its header has, and passes the td_call that it got, not a copy, to the td_reduce_ functions. */
@@ -16,6 +24,7 @@
 #define TANDEM_BACKEND_H
 
 #include <tandem/collective.h>
+#include <tandem/device.h>
 #include <tandem/group.h>
 
 #ifdef __cplusplus
@@ -46,12 +55,17 @@ typedef struct td_call {
     int64_t timeout_ms; /* how long it may take; above 0 */
     uint64_t sequence;  /* of the collective in its group, from 1; 0 for messages */
     uint32_t detail; /* must be the same on all ranks as well: the purpose of the call; 0: none */
+
+    /* Where the buffers are: NULL for host memory. Otherwise `stream` is one of the group's own on that device, which
+     * runs after all that the caller has enqueued; what the backend enqueues there is the result of the call. */
+    td_device *device;
+    td_stream *stream;
 } td_call;
 
 /** The group that a backend is to serve. */
 typedef struct td_backend_context {
-    td_store
-        *store; /* of this group alone: no other key has its prefix. Open as long as the group */
+    td_store *store; /* of this backend of this group alone: no other key has its prefix. Open as
+                        long as the group */
     const char *name;
     int rank;
     int size;
@@ -128,6 +142,28 @@ typedef struct td_backend_ops {
      *  longest one, in memory of its own, and makes an even call of it. */
     bool has_uneven;
 
+    /* For backends that do not block, and for devices. */
+
+    /** Starts any call, a collective or a message, without waiting for other ranks; the slots above, from broadcast()
+     *  to post(), and run_message() are not used then. Collectives come in the order in which they were called. `work`
+     *  is completed by td_work_complete(), here or later, from any thread: on host memory when the result is there, on
+     *  a device's when it is ordered in call->stream. A collective is completed at the latest after its timeout, and
+     *  without progress(). Failing here completes nothing; TD_ERR_UNSUPPORTED and TD_ERR_INVALID leave the group in
+     *  order. The call, with its lists of counts, stays until the work is complete. Parts of all_gather and
+     *  reduce_scatter may be uneven, whatever `has_uneven` is. */
+    td_status (*submit)(void *self, const td_call *call, td_work *work);
+
+    /** Around the messages of one td_batch_isend_irecv(), by one thread: those in between may be started together, and
+     *  need not be started before batch_end(). What a failing batch_end() has not started it completes with that
+     *  failure. NULL: each message starts by itself. */
+    td_status (*batch_begin)(void *self);
+    td_status (*batch_end)(void *self);
+
+    /** The kinds of devices whose memory it takes, with a NULL at the end: {"cpu", "cuda", NULL}. "*" is any kind.
+     *  NULL: host memory, "cpu", only. A group whose backend was not chosen uses, for a kind of device, the backend
+     *  that was registered last and names it. */
+    const char *const *devices;
+
     void *reserved[4]; /* must be zero */
 } td_backend_ops;
 
@@ -136,11 +172,11 @@ typedef struct td_backend_ops {
  *  use it go on. */
 TD_API td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg);
 
-/** Completes a work of post(): once, with the td_last_error() of this thread where `status` is not
+/** Completes a work of post() or submit(): once, with the td_last_error() of this thread where `status` is not
  *  TD_OK. `source` and `received` are those of a recv (a rank in the group, and bytes). */
 TD_API void td_work_complete(td_work *work, td_status status, int source, size_t received);
 
-/** acc[i] = acc[i] op other[i], rounding each time to the dtype. TD_AVG adds, TD_PREMUL_SUM too:
+/** On host memory: acc[i] = acc[i] op other[i], rounding each time to the dtype. TD_AVG adds, TD_PREMUL_SUM too:
  *  td_reduce_begin() multiplies an input in place, and td_reduce_end() divides a result over `size`
  *  ranks; for other operations those two do nothing. */
 TD_API void td_reduce_begin(const td_call *call, void *data, size_t count);

@@ -11,11 +11,16 @@
  * Tensors. Only the dtype and the number of elements count, not the shape: the elements go in the
  * order of their indices. Tensors need not be contiguous: those that are not are packed into memory
  * of the library's own first, and the results are unpacked. A list of tensors is packed too, unless
- * they follow each other in one storage, as the parts of a tensor by td_narrow() do.
+ * they follow each other in one storage, as the parts of a tensor by td_narrow() do. Objects are bytes of the host.
  *
- * Blocking or not. With NULL for `work` a call returns when its part is done. Otherwise it returns
- * at once, the tensors are kept (their elements must be left alone) until *work is complete,
- * unpacking included, and the caller releases *work.
+ * Devices. Tensors may be on any device, all those of a call on one; other ranks may have theirs on another device of
+ * the kind. The group's backend for that kind carries the call out (td_get_backend()). On an accelerator a call runs
+ * after what is enqueued on the current stream of the device, and memory is packed and unpacked there.
+ *
+ * Blocking or not. With NULL for `work` a call returns when its part is done; on an accelerator when the current stream
+ * is made to wait for the result. Otherwise it returns at once, the tensors are kept (their elements must be left alone)
+ * until *work is complete, unpacking included, and the caller releases *work. On an accelerator, what is enqueued on the
+ * current stream after td_work_wait() finds the result; td_work_synchronize() makes the host wait for it.
  *
  * Threads. As in group.h: different groups from different threads at once; collectives on one group (all but the
  * messages here, td_send_object_list() and td_recv_object_list() included) one call at a time, by any thread. A

@@ -4,7 +4,7 @@
  *     td_group_all_reduce(x, x, n, TD_F32, TD_SUM, NULL, NULL);
  *     td_destroy_process_group();
  *
- * dist.h has the same calls for tensors.
+ * dist.h has the same calls for tensors, of any device. Buffers here are host memory.
  *
  * Arguments stand in the order of dist.h and of torch.distributed: the output before the input, as in
  * memcpy() (MPI and NCCL have it the other way round), what the data are, the other rank, the operation,
@@ -49,7 +49,7 @@
  * others of a reduce or a gather) may return before the others have called. A rank that only receives waits for
  * the sender.
  *
- * Memory. Any memory will do. Memory of td_alloc() is mapped by the other ranks of the host: then
+ * Memory. Any memory of the host will do. Memory of td_alloc() is mapped by the other ranks of the host: then
  * nothing is copied twice, and large operations run at the speed of memory.
  *
  * In place. Input and output may be the same pointer where both have the same size, and the rank's own slice where
@@ -82,7 +82,8 @@ typedef struct td_work td_work;
 /* ---- The world ------------------------------------------------------------------------------- */
 
 typedef struct td_init_options {
-    const char *backend; /* NULL: "native". "gloo" is another name of it; "tcp": no shared memory */
+    const char *backend;     /* NULL: "native", and for each kind of device the backend that is
+                                registered for it; see td_get_backend() */
     const char *init_method; /* a URL of rendezvous.h; NULL: from the environment */
     int64_t timeout_ms;      /* of the world's operations; 0: 1800 s */
     int world_size;          /* 0 (or -1): from the URL or the environment */
@@ -130,8 +131,17 @@ TD_API int td_get_local_rank(void);
 TD_API int td_get_local_size(void);
 
 /**
- * The name of the group's backend: "native", "tcp", or one of td_register_backend() (backend.h);
- * NULL where there is none. Options of the native one:
+ * The backend of the group, as it can be given to another one; NULL where there is none:
+ *
+ *     "native"                 Tandem's own one; "gloo" is another name of it. It takes memory of any device:
+ *                              accelerators' by way of the host
+ *     "tcp"                    the same without shared memory
+ *     a name                   of td_register_backend() (backend.h), for the host and all kinds of devices that it
+ *                              takes. Where it does not take host memory, the host has "native"
+ *     "cpu:native,cuda:nccl"   a backend for each kind of device. Where "cpu" is missing, the host has "native"
+ *
+ * Barriers and the calls on objects use the backend of the host. A backend for a device is created with its group where
+ * it is named in a list, else in the first call that needs it. Options of the native one:
  *
  *     transport=tcp        no shared memory (also TANDEM_TRANSPORT=tcp); default auto
  *     algorithm=NAME       for operations between hosts: a name of docs/algorithms.md where the
@@ -267,13 +277,21 @@ TD_API td_status td_group_grow(td_group *group, const td_group_options *options,
 
 /* ---- Works ----------------------------------------------------------------------------------- */
 
-/** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns its status.
+/* A work of a call on an accelerator's tensors (dist.h) is complete when the result is enqueued on the device, behind
+ * what was enqueued there before the call. */
+
+/** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns its status. Of a call on
+ *  an accelerator's tensors: makes the thread's current stream of the device wait for the result; the host does not.
  *  TD_ERR_TIMEOUT of this call leaves the work as it is; TD_NOW returns it at once where the work is not complete.
  *  May be called again. A collective that has not begun is carried out by the waiting thread, behind those queued before
  *  it: waiting at once costs no more than a blocking call. */
 TD_API td_status td_work_wait(td_work *work, int64_t timeout_ms);
 
-/** Waits for all of them, `timeout_ms` in all (0: each one's group timeout; TD_NOW: not at all); the first
+/** td_work_wait(), and on an accelerator's tensors it waits until the device has the result, too, in the same time
+ *  (0: as long as that takes). Returns the device's failure, if there was one. */
+TD_API td_status td_work_synchronize(td_work *work, int64_t timeout_ms);
+
+/** td_work_wait() for all of them, `timeout_ms` in all (0: each one's group timeout; TD_NOW: not at all); the first
  *  failure's status and text. NULLs are passed over. */
 TD_API td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms);
 

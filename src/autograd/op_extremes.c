@@ -9,7 +9,7 @@ static td_status extreme_backward(td_node *node, td_tensor *const *grad_y, td_te
 {
     td_tensor *x = td_node_saved(node, 0), *y = td_node_saved(node, 1);
     td_tensor *has_it = td_logical_or(td_eq(x, y), td_logical_and(td_isnan(x), td_isnan(y)));
-    td_tensor *share = td_div_scalar(grad_y[0], td_item(td_sum(has_it)));
+    td_tensor *share = td_div(grad_y[0], td_to_dtype(td_sum(has_it), td_tensor_dtype(grad_y[0])));
     grad_x[0] = td_where(has_it, share, td_zeros_like(share));
     return td__done(grad_x[0]);
 }

@@ -13,6 +13,8 @@ const char *td__detail_text(uint32_t detail, char text[64])
         snprintf(text, 64, " in a list of tensors (checksum of their sizes %08" PRIx32 ")", detail);
     else if (detail & TD__DETAIL_UNEVEN)
         snprintf(text, 64, " in uneven parts (checksum of their counts %08" PRIx32 ")", detail);
+    else if (detail & TD__DETAIL_STAGED)
+        snprintf(text, 64, " as a piece of a call on a device (checksum %08" PRIx32 ")", detail);
     else if (detail)
         snprintf(text, 64, " for %s",
                  detail == TD__DETAIL_SPLIT ? "td_group_split()" : "another purpose");

@@ -34,8 +34,9 @@ enum { TD__REASON_TEXT = 1024 };
 const char *td__operation_describe(const struct td__operation *operation);
 
 /* call.detail: what else must be equal on all ranks. The purpose of the call; or, with one of the highest bits, a
- * hash: of the sizes of a list of tensors, or of the counts of uneven parts. */
-enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_UNEVEN = 0x40000000 };
+ * hash: of the sizes of a list of tensors, of the counts of uneven parts, or of a call on memory of a device of which
+ * this is a piece. */
+enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_STAGED = 0x20000000, TD__DETAIL_UNEVEN = 0x40000000 };
 #define TD__DETAIL_LIST 0x80000000u
 
 /** " for td_group_split()"; "" for 0. */

@@ -1,4 +1,5 @@
 /* Messages: one tensor from one rank to another. */
+#include "base/fail.h"
 #include "base/option_rules.h"
 #include "dist/tensor_call.h"
 #include "group/process_group.h"
@@ -77,7 +78,7 @@ td_status td_recv(td_tensor *tensor, int src, int tag, td_group *group, int *sou
     TD_TRY(run_message(op, &work));
     while (!td_work_test(work)) /* the tensor is in use until then */
         td_work_wait(work, 0);
-    td_status status = td_work_status(work);
+    td_status status = td_work_wait(work, TD_NOW); /* orders the current stream of a device */
     if (!status)
         *source = td_work_source(work);
     td_work_release(work);
@@ -94,39 +95,80 @@ td_status td_irecv(td_tensor *tensor, int src, int tag, td_group *group, td_work
         work);
 }
 
+/* One of a batch. */
+struct batched {
+    td_group *group;             /* in use */
+    const struct td__part *part; /* which the batch has begun on; NULL: on an earlier one of it */
+};
+
 /* Checks one, and holds its group. */
-static td_status check_op(const td_p2p_op *op, td_group **group)
+static td_status check_op(const td_p2p_op *op, struct batched *batched)
 {
     struct td__tensor_call x;
     TD_TRY(td__check_reserved("batch_isend_irecv", op->reserved));
     TD_TRY(check_message(op, &x));
     TD_TRY(td__check_message(x.group, &x.operation.call, x.peer));
+    td_device *device = op->tensor->storage->device;
+    x.operation.call.device = device->is_host ? NULL : device;
+    if (x.operation.call.device && !td__part_prepare(x.group, &x.operation.call))
+        return td__error_status();
     td__group_use(x.group);
-    *group = x.group;
+    batched->group = x.group;
+    batched->part = td__part_of(x.group, &x.operation.call);
     return TD_OK;
 }
 
-static td_status check_and_start(const td_p2p_op *ops, int count, td_group **groups,
-                                 td_work **works)
+/* Begins the batch on each backend once, or ends it. The first failure ends the beginning. */
+static td_status mark_batch(struct batched *all, int count, bool begin)
+{
+    td_status first = TD_OK;
+    for (int i = 0; i < count; i++) {
+        const struct td__part *part = all[i].part;
+        for (int k = 0; begin && k < i && part; k++)
+            part = all[k].part == part ? NULL : part;
+        all[i].part = part;
+        if (!part || !part->ops->batch_begin || !part->ops->batch_end)
+            continue;
+        td_status status = begin ? part->ops->batch_begin(part->self)
+                                 : part->ops->batch_end(part->self);
+        first = first ? first : status;
+    }
+    return first;
+}
+
+static td_status start_all(const td_p2p_op *ops, int count, const struct batched *all,
+                           td_work **works)
 {
     for (int i = 0; i < count; i++) {
-        td_status status = check_op(&ops[i], &groups[i]);
-        if (status)
-            return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
-    }
-    for (int i = 0; i < count; i++) {
         td_p2p_op op = ops[i];
-        op.group = groups[i];
-        td_status status = run_message(op, &works[i]);
-        if (!status)
-            continue;
-        while (i-- > 0) {
-            td_work_release(works[i]);
-            works[i] = NULL;
-        }
-        return status;
+        op.group = all[i].group;
+        TD_TRY(run_message(op, &works[i]));
     }
     return TD_OK;
+}
+
+static td_status check_and_start(const td_p2p_op *ops, int count, struct batched *all,
+                                 td_work **works)
+{
+    struct td__error error;
+    for (int i = 0; i < count; i++) {
+        td_status status = check_op(&ops[i], &all[i]);
+        if (status)
+            return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
+        works[i] = NULL;
+    }
+    td_status status = mark_batch(all, count, true);
+    if (!status)
+        status = start_all(ops, count, all, works);
+    td__error_save(&error);
+    td_status ended = mark_batch(all, count, false);
+    if (!status && !ended)
+        return TD_OK;
+    for (int i = 0; i < count; i++) {
+        td_work_release(works[i]);
+        works[i] = NULL;
+    }
+    return status ? td__error_restore(&error) : ended;
 }
 
 /* The groups are in use from the check to the last start, so that no other thread destroys one in between. */
@@ -137,12 +179,12 @@ td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works)
                        count < 1 ? "the list is empty"
                        : !ops    ? "ops is NULL"
                                  : "works is NULL");
-    td_group **groups = calloc((size_t)count, sizeof *groups);
-    if (!groups)
+    struct batched *all = calloc((size_t)count, sizeof *all);
+    if (!all)
         return td__fail_nomem("batch_isend_irecv");
-    td_status status = check_and_start(ops, count, groups, works);
-    for (int i = 0; i < count && groups[i]; i++)
-        td__group_unuse(groups[i]);
-    free(groups);
+    td_status status = check_and_start(ops, count, all, works);
+    for (int i = 0; i < count && all[i].group; i++)
+        td__group_unuse(all[i].group);
+    free(all);
     return status;
 }

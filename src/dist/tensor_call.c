@@ -47,31 +47,82 @@ static bool is_one_run(const struct td__side *side)
     return true;
 }
 
-/* Copies all tensors to the scratch, or from it. */
-static void copy_all(const struct td__side *side, bool pack)
+/* On an accelerator: between a tensor and its part of the scratch, by its kernels, on the current stream. */
+static td_status copy_on_device(const char *call, const struct td__side *side, td_tensor *tensor,
+                                size_t offset, bool pack)
 {
-    char *at = side->scratch;
+    struct td__layout flat = tensor->layout;
+    td__layout_set_contiguous(&flat);
+    td_tensor *part = td__tensor_over(side->device_scratch->storage,
+                                      (int64_t)(offset / td_dtype_size(flat.dtype)), &flat);
+    if (!part)
+        return td__error_status();
+    td_status status = pack ? td__transfer(call, part, tensor, true)
+                            : td__transfer(call, tensor, part, true);
+    td_tensor_release(part);
+    return status;
+}
+
+/* Copies all tensors to the scratch, or from it. */
+static td_status copy_all(const struct td__tensor_call *x, const struct td__side *side, bool pack)
+{
+    size_t at = 0;
     for (int i = 0; i < side->count; i++) {
         td_tensor *tensor = side->tensors[i];
+        char *part = (char *)side->scratch + at;
         struct td__layout flat = tensor->layout;
         td__layout_set_contiguous(&flat);
-        if (pack)
-            td__layout_copy(&flat, at, &tensor->layout, td_tensor_data(tensor));
+        if (side->device_scratch)
+            TD_TRY(copy_on_device(x->name, side, tensor, at, pack));
+        else if (pack)
+            td__layout_copy(&flat, part, &tensor->layout, td_tensor_data(tensor));
         else
-            td__layout_copy(&tensor->layout, td_tensor_data(tensor), &flat, at);
+            td__layout_copy(&tensor->layout, td_tensor_data(tensor), &flat, part);
         at += td_tensor_nbytes(tensor);
     }
+    return TD_OK;
 }
 
 static td_status use_scratch(const struct td__tensor_call *x, struct td__side *side)
 {
-    side->scratch = td_alloc(side->bytes);
+    td_device *device = x->operation.call.device;
+    td_dtype dtype = side->tensors[0]->layout.dtype;
+    if (device) {
+        side->device_scratch = td__empty(
+            x->name, (int64_t[]){(int64_t)(side->bytes / td_dtype_size(dtype))}, 1, dtype, device);
+        if (!side->device_scratch)
+            return td__error_status();
+        side->scratch = td_tensor_data(side->device_scratch);
+    } else {
+        side->scratch = td_alloc(side->bytes);
+    }
     if (!side->scratch)
         return td_fail(TD_ERR_NOMEM, "%s: no memory to pack %zu bytes of %s", x->name, side->bytes,
                        side->name);
     side->data = side->scratch;
-    if (side->use & TD__READ)
-        copy_all(side, true);
+    return side->use & TD__READ ? copy_all(x, side, true) : TD_OK;
+}
+
+/* All tensors of a call are on one device, or in the host's memory. */
+static td_status find_device(struct td__tensor_call *x, const struct td__side *side,
+                             const td_tensor **first, const char **first_name)
+{
+    for (int i = 0; i < side->count; i++) {
+        const td_tensor *tensor = side->tensors[i];
+        td_device *device = tensor->storage->device;
+        if (!*first) {
+            *first = tensor;
+            *first_name = side->name;
+            x->operation.call.device = device->is_host ? NULL : device;
+        } else if ((*first)->storage->device != device &&
+                   !(device->is_host && td__on_host(*first))) {
+            return td_fail(TD_ERR_INVALID,
+                           "%s: a tensor of %s is on %s, but one of %s is on %s; all tensors of a "
+                           "call must be on one device",
+                           x->name, side->name, td_device_name(device), *first_name,
+                           td_device_name((*first)->storage->device));
+        }
+    }
     return TD_OK;
 }
 
@@ -98,6 +149,10 @@ static td_status prepare(struct td__tensor_call *x)
     td_call *call = &x->operation.call;
     bool in_place = call->kind == TD_OP_BROADCAST || call->kind == TD_OP_REDUCE ||
                     call->kind == TD_OP_ALL_REDUCE;
+    const td_tensor *first = NULL;
+    const char *first_name = NULL;
+    TD_TRY(find_device(x, &x->output, &first, &first_name));
+    TD_TRY(find_device(x, &x->input, &first, &first_name));
     TD_TRY(prepare_side(x, &x->output));
     TD_TRY(prepare_side(x, &x->input));
     call->output = x->output.data;
@@ -111,35 +166,50 @@ static td_status prepare(struct td__tensor_call *x)
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
 
-static void drop_side(struct td__side *side, bool held)
+/* Memory of a device stays until the stream of the call has run. */
+static void drop_side(const struct td__tensor_call *x, struct td__side *side)
 {
-    td_free(side->scratch);
-    if (!held)
+    td_stream *stream = x->operation.call.stream;
+    for (int i = 0; stream && i < side->count; i++)
+        td_tensor_record_stream(side->tensors[i], stream);
+    if (side->device_scratch) {
+        td_tensor_record_stream(side->device_scratch, stream);
+        td_tensor_release(side->device_scratch);
+    } else {
+        td_free(side->scratch);
+    }
+    if (!x->held)
         return;
     for (int i = 0; i < side->count; i++)
         td_tensor_release(side->tensors[i]);
     free((void *)side->tensors);
 }
 
-static void finish(struct td__tensor_call *x, bool well)
+/* `well`: the call has succeeded, and its results are unpacked. */
+static td_status finish(struct td__tensor_call *x, bool well)
 {
+    td_status status = TD_OK;
     if (well && x->output.scratch && (x->output.use & TD__WRITE))
-        copy_all(&x->output, false);
-    drop_side(&x->input, x->held);
-    drop_side(&x->output, x->held);
+        status = copy_all(x, &x->output, false);
+    drop_side(x, &x->input);
+    drop_side(x, &x->output);
     free((void *)x->operation.call.input_counts);
     free((void *)x->operation.call.output_counts);
     td_work_release(x->inner);
     if (x->held)
         free(x);
+    return status;
 }
 
-static void finish_chain(struct td__tensor_call *first, bool well)
+static td_status finish_chain(struct td__tensor_call *first, bool well)
 {
+    td_status status = TD_OK;
     for (struct td__tensor_call *next; first; first = next) {
         next = first->next;
-        finish(first, well);
+        td_status one = finish(first, well && !status);
+        status = status ? status : one;
     }
+    return status;
 }
 
 void td__tensor_call_discard(struct td__tensor_call *first)
@@ -197,13 +267,14 @@ drop:
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-/* After the last work of a chain, well or not. */
-static void after_last(void *arg)
+/* After the last work of a chain, well or not. On a device, it unpacks on the stream of the call. */
+static td_status after_last(void *arg)
 {
     struct td__tensor_call *last = arg;
     while (last->next)
         last = last->next;
-    finish_chain(arg, td_work_status(last->inner) == TD_OK);
+    TD_STREAM_SCOPE(last->operation.call.stream);
+    return finish_chain(arg, td_work_status(last->inner) == TD_OK);
 }
 
 /* Waits for the works of the calls before `end`, so that nothing touches their buffers any
@@ -246,8 +317,8 @@ static td_status run_chain(struct td__tensor_call *first)
     td_status status = TD_OK;
     for (struct td__tensor_call *x = first; x && !status; x = x->next)
         status = start(x, NULL);
-    finish_chain(first, !status);
-    return status;
+    td_status finished = finish_chain(first, !status);
+    return status ? status : finished;
 }
 
 td_status td__tensor_call_run_chain(struct td__tensor_call *first, td_work **work)
@@ -269,6 +340,6 @@ td_status td__tensor_call_run(struct td__tensor_call *x, td_work **work)
     td_status status = prepare(x);
     if (!status)
         status = start(x, NULL);
-    finish(x, !status);
-    return status;
+    td_status finished = finish(x, !status);
+    return status ? status : finished;
 }

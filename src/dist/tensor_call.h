@@ -4,7 +4,7 @@
  *
  * A function of dist.h fills one in and hands it to td__tensor_call_run(), which does the rest, for a
  * blocking call and for one with a work. Each side is one buffer: the memory of the tensors
- * themselves where they are contiguous and follow each other, memory of td_alloc() otherwise. */
+ * themselves where they are contiguous and follow each other, other memory of their device otherwise. */
 #ifndef TD_DIST_TENSOR_CALL_H
 #define TD_DIST_TENSOR_CALL_H
 
@@ -28,7 +28,8 @@ struct td__side {
     /* Set by td__tensor_call_run(). */
     size_t bytes;
     void *data;
-    void *scratch; /* the same as data, or NULL where the tensors' own memory is used */
+    void *scratch;             /* the same as data, or NULL where the tensors' own memory is used */
+    td_tensor *device_scratch; /* on an accelerator: it has the memory of `scratch` */
 };
 
 struct td__tensor_call {

@@ -90,8 +90,10 @@ void td__abort_here(td_group *group, int rank, uint64_t why)
 {
     td__group_break(group, explain(group, rank, why));
     atomic_store(&group->aborted, true);
-    if (group->ops && group->ops->abort)
-        group->ops->abort(group->self);
+    for (struct td__part *part = td__next_part(group, NULL); part;
+         part = td__next_part(group, part))
+        if (part->ops->abort)
+            part->ops->abort(part->self);
 }
 
 void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t why,

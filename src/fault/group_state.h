@@ -58,8 +58,10 @@ struct td__root {
     bool grown;          /* td_group_grow() has made it */
     char tag[12];        /* "@3f2a91", in the names of unnamed groups; "": the process's world */
     int64_t epoch; /* number of the exchange of addresses, under this name and in this store */
-    char *backend; /* the first group's, and its options */
+    char *backend; /* the first group's, NULL: not chosen, and its options */
     char *backend_options;
+    char
+        agreed[128]; /* "<cuda>": kinds of devices whose default backend is the same on all ranks */
     int64_t timeout_ms;
     pthread_mutex_t lock;
     struct td__root *outgrown;      /* in the list of former worlds */
@@ -74,6 +76,39 @@ struct td__root {
     struct td__call_history *histories; /* of destroyed groups; see call_history.h */
 };
 
+/* The streams of a group's backend on one device. Never removed before the group ends. */
+enum td__part_stream {
+    TD__STREAM_COLLECTIVES,
+    TD__STREAM_MESSAGES,
+    TD__STREAM_COPIES,
+    TD__STREAMS
+};
+
+struct td__part_streams {
+    struct td__part_streams *next;
+    td_device *device;
+    td_stream *streams[TD__STREAMS];
+};
+
+/* A backend of a group, for one kind of devices or several. */
+struct td__part {
+    const td_backend_ops *ops;
+    void *self;
+    bool submits; /* it has submit() */
+    td_group *group;
+    const char *name; /* of the backend */
+    td_backend_context context;
+    _Atomic(struct td__part_streams *) streams;
+    struct td__part *next; /* in group->parts */
+};
+
+/* Which backend serves a kind of device; the list only grows. */
+struct td__kind_part {
+    struct td__kind_part *next;
+    struct td__part *part;
+    char kind[16];
+};
+
 struct td_group {
     struct td__root *root;
     LIST_ENTRY(td_group) link; /* in root->groups, or in the list of shells */
@@ -83,11 +118,13 @@ struct td_group {
     uint64_t key; /* the same on all ranks, and unique */
     int rank;     /* -1: not a member */
     int size;
-    int *ranks; /* of the root, in order */
-    td_backend_context context;
-    const td_backend_ops *ops;
-    const char *backend;
-    void *self;
+    int *ranks;                            /* of the root, in order */
+    struct td__part host;                  /* the backend of host memory */
+    _Atomic(struct td__part *) parts;      /* those of devices only; see group/parts.c */
+    _Atomic(struct td__kind_part *) kinds; /* of devices that were used, or named */
+    pthread_mutex_t parts_lock;            /* held while a backend of devices is created */
+    char *backend;                         /* what td_get_backend() returns */
+    char *chosen; /* by the options of the group or of the world; NULL: none */
     _Atomic int64_t timeout_ms;
 
     atomic_uint pending; /* collectives that run or are queued */
@@ -129,6 +166,16 @@ void td__root_attach(struct td__root *root, struct td__attachment *attachment);
 /** Calls the leave() of all attachments; their free(). */
 void td__root_leave(struct td__root *root);
 void td__root_detach(struct td__root *root);
+
+/** The backends of a member: begin with NULL; NULL at the end. */
+static inline struct td__part *td__next_part(const td_group *group, const struct td__part *part)
+{
+    if (!part)
+        return group->host.ops ? (struct td__part *)&group->host : NULL;
+    return part == &group->host
+               ? atomic_load_explicit(&((td_group *)group)->parts, memory_order_acquire)
+               : part->next;
+}
 
 /** The rank in the group of a rank of the root; -1: it is not a member. */
 int td__group_index(const td_group *group, int rank);

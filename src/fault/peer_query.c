@@ -294,15 +294,16 @@ static void on_tick(void *arg)
 /* The first group has all ranks of the root, in order. */
 static bool has_left(void *arg, int rank)
 {
-    const td_group *first = ((struct td__root *)arg)->first;
-    return first->ops->has_left(first->self, rank) > 0;
+    const struct td__part *host = &((struct td__root *)arg)->first->host;
+    return host->ops->has_left(host->self, rank) > 0;
 }
 
 static bool knows_departures(const td_group *group)
 {
+    const struct td__part *host = &group->host;
     bool knows = false;
-    for (int i = 0; group->ops->has_left && i < group->size && !knows; i++)
-        knows = i != group->rank && group->ops->has_left(group->self, i) >= 0;
+    for (int i = 0; host->ops->has_left && i < group->size && !knows; i++)
+        knows = i != group->rank && host->ops->has_left(host->self, i) >= 0;
     return knows;
 }
 

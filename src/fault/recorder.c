@@ -114,7 +114,8 @@ uint64_t td__record_start(td_group *group, const td_call *call, uint64_t entry)
         td__flight_run(trace->log, entry);
     else
         entry = begin(group, call, TD__FLIGHT_RUNNING, 0);
-    trace->waits_here = trace->quick && call->count <= QUICK_COUNT ? &td__waits : NULL;
+    trace->waits_here = trace->quick && call->count <= QUICK_COUNT && !call->device ? &td__waits
+                                                                                    : NULL;
     trace->waits = trace->waits_here ? *trace->waits_here : 0;
     atomic_store_explicit(&trace->last, entry, memory_order_relaxed);
     atomic_store_explicit(&trace->started, call->sequence, memory_order_relaxed);
@@ -147,6 +148,36 @@ void td__record_end(td_group *group, uint64_t entry, td_status status)
         td__flight_end_quick(trace->log, entry);
     else
         td__flight_end(trace->log, entry, true);
+}
+
+static void raise_to(_Atomic uint64_t *value, uint64_t to)
+{
+    uint64_t now = atomic_load_explicit(value, memory_order_relaxed);
+    while (now < to && !atomic_compare_exchange_weak(value, &now, to))
+        ;
+}
+
+uint64_t td__record_submit(td_group *group, const td_call *call)
+{
+    struct td__trace *trace = &group->trace;
+    if (!trace->log)
+        return 0;
+    uint64_t entry = begin(group, call, TD__FLIGHT_RUNNING, TD__FLIGHT_POSTED);
+    raise_to(&trace->last, entry);
+    raise_to(&trace->started, call->sequence);
+    return entry;
+}
+
+void td__record_submit_end(td_group *group, uint64_t entry, uint64_t sequence, td_status status)
+{
+    struct td__trace *trace = &group->trace;
+    if (!entry)
+        return;
+    if (status)
+        keep_failure(group, entry, status);
+    else
+        raise_to(&trace->done, sequence);
+    td__flight_end(trace->log, entry, status == TD_OK);
 }
 
 uint64_t td__record_message(td_group *group, const td_call *call, bool posted)

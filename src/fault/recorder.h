@@ -50,6 +50,10 @@ uint64_t td__record_start(td_group *group, const td_call *call, uint64_t entry);
 /** It has ended; on failure td_last_error() is recorded. */
 void td__record_end(td_group *group, uint64_t entry, td_status status);
 
+/** A collective is submitted to a backend that completes it by itself, while others may run; it ends. */
+uint64_t td__record_submit(td_group *group, const td_call *call);
+void td__record_submit_end(td_group *group, uint64_t entry, uint64_t sequence, td_status status);
+
 /** A message begins, which ends with td__record_message_end(). `posted`: the caller does not wait for
  *  it now. Returns 0 for the library's own messages, which are not recorded. */
 uint64_t td__record_message(td_group *group, const td_call *call, bool posted);

@@ -1,4 +1,5 @@
 /* The calls on buffers: each becomes a td_call, which is checked here once, before anything is started. */
+#include "base/fail.h"
 #include "base/option_rules.h"
 #include "call/operation.h"
 #include "group/process_group.h"
@@ -202,9 +203,13 @@ td_status td__group_call(td_group *group, struct td__operation *operation, int r
         TD_TRY(
             check_pointer(call, "buffer", call->input ? call->input : call->output, call->count));
         TD_TRY(td__check_message(group, call, rank));
+        if (call->device && !td__part_prepare(group, call))
+            return td__error_status();
         return td__group_post(group, call, work);
     }
     TD_TRY(check_collective(group, operation, rank));
+    if (call->device && !td__part_prepare(group, call))
+        return td__error_status();
     return td__group_run(group, operation, work);
 }
 
@@ -227,6 +232,8 @@ static inline void set_call(struct td__operation *operation, td_op_kind kind, vo
     call->timeout_ms = 0;
     call->sequence = 0;
     call->detail = 0;
+    call->device = NULL;
+    call->stream = NULL;
 }
 
 static td_status enter_and_call(td_group *group, struct td__operation *operation, int rank,

@@ -141,23 +141,22 @@ static bool is_shell(const td_group *group)
 /* Frees everything that a shell does not need. */
 static void strip(td_group *group)
 {
-    td_store_close(group->context.store);
+    td__parts_free(group);
     pthread_cond_destroy(&group->changed);
+    pthread_mutex_destroy(&group->parts_lock);
     pthread_mutex_destroy(&group->lock);
-    free((char *)group->context.options);
     free((void *)group->monitored_arrivals);
     free(group->reason);
-    group->context = (td_backend_context){0};
     group->monitored_arrivals = NULL;
     group->reason = NULL;
-    group->ops = NULL;
-    group->self = NULL;
     group->history = NULL;
 }
 
 static void free_stripped(td_group *group)
 {
     free(group->ranks);
+    free(group->backend);
+    free(group->chosen);
     free(group->name);
     free(group);
 }
@@ -181,34 +180,12 @@ static void free_shell(td_group *group)
 
 /* ---- Creating -------------------------------------------------------------------------------- */
 
-/* On a member: opens the group's part of the store, and creates its backend. */
-static td_status open_backend(td_group *group, const char *key, const td_group_options *options)
+static td_status create_parts(td_group *group, const td_group_options *options)
 {
-    struct td__root *root = group->root;
-    const char *backend = options->backend ? options->backend : root->backend;
-    const char *extra = options->backend_options ? options->backend_options : root->backend_options;
-    void *arg;
-    group->ops = td__backend_find(backend, &arg, &group->backend);
-    if (!group->ops)
-        return td__error_status();
-    char prefix[64];
-    snprintf(prefix, sizeof prefix, "\1group/%016llx", (unsigned long long)hash(key));
-    TD_TRY(td_prefix_store_open(prefix, root->store, &group->context.store));
-    group->context.name = group->name;
-    group->context.rank = group->rank;
-    group->context.size = group->size;
-    group->context.global_ranks = group->ranks;
-    group->context.timeout_ms = group->timeout_ms;
-    if (extra && !(group->context.options = strdup(extra)))
-        return td__fail_nomem("group");
-    uint64_t failures = td__error_count();
-    td_status status = group->ops->create(&group->context, arg, &group->self);
-    if (status && td__error_count() == failures)
-        td_fail(
-            status,
-            "group \"%s\": create() of backend \"%s\" failed with %s, and gave no reason by td_fail()",
-            group->name, group->backend, td_status_name(status));
-    return status;
+    const struct td__root *root = group->root;
+    return td__parts_create(group, options->backend ? options->backend : root->backend,
+                            options->backend_options ? options->backend_options
+                                                     : root->backend_options);
 }
 
 static td_status make(struct td__root *root, const int *ranks, int count, const char *given,
@@ -218,6 +195,7 @@ static td_status make(struct td__root *root, const int *ranks, int count, const 
     td_group *group = calloc(1, sizeof *group);
     if (group) {
         pthread_mutex_init(&group->lock, NULL);
+        pthread_mutex_init(&group->parts_lock, NULL);
         td__cond_init(&group->changed);
         group->root = root;
         STAILQ_INIT(&group->queue);
@@ -241,7 +219,7 @@ static td_status make(struct td__root *root, const int *ranks, int count, const 
         if (ranks[i] == root->rank)
             group->rank = i;
     group->key = hash(key);
-    td_status status = group->rank >= 0 ? open_backend(group, key, options) : TD_OK;
+    td_status status = group->rank >= 0 ? create_parts(group, options) : TD_OK;
     if (status)
         goto free_all;
     if (group->rank >= 0)
@@ -288,13 +266,17 @@ td_status td__group_add(struct td__root *root, const int *ranks, int count, cons
 
 td_status td__group_verify(td_group *group, td__deadline deadline)
 {
-    if (group->rank < 0 || !group->ops->verify)
+    if (group->rank < 0)
         return TD_OK;
     td__group_drain(group);
-    if (atomic_load(&group->broken))
-        return TD_OK;
-    int left = td__deadline_poll_ms(deadline);
-    return group->ops->verify(group->self, left ? left : TD_NOW);
+    for (struct td__part *part = td__next_part(group, NULL); part;
+         part = td__next_part(group, part)) {
+        if (!part->ops->verify || atomic_load(&group->broken))
+            continue;
+        int left = td__deadline_poll_ms(deadline);
+        TD_TRY(part->ops->verify(part->self, left ? left : TD_NOW));
+    }
+    return TD_OK;
 }
 
 void td__group_end(td_group *group, struct td__root *ended)
@@ -304,8 +286,7 @@ void td__group_end(td_group *group, struct td__root *ended)
     pthread_mutex_lock(&root->lock);
     LIST_REMOVE(group, link);
     pthread_mutex_unlock(&root->lock);
-    if (group->rank >= 0)
-        group->ops->destroy(group->self);
+    td__parts_destroy(group);
     td__recorder_remove_group(group);
     if (ended) {
         keep_shell(group, ended);

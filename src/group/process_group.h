@@ -47,13 +47,13 @@ td_status td__check_tag(const td_call *call);
  *  worker then completes `work` later. */
 void td__group_help(td_work *work);
 
-/** Whether `call` has uneven parts, which the group's backend does not support; td__call_padded() runs it by an even
+/** Whether `call` has uneven parts, which the backend does not support; td__call_padded() runs it by an even
  *  call of `slot`, with the parts padded to the longest one (padding.c). */
-static inline bool td__needs_padding(const td_group *group, const td_call *call)
+static inline bool td__needs_padding(const struct td__part *part, const td_call *call)
 {
-    return call->input_counts && call->kind != TD_OP_ALL_TO_ALL && !group->ops->has_uneven;
+    return call->input_counts && call->kind != TD_OP_ALL_TO_ALL && !part->ops->has_uneven;
 }
-td_status td__call_padded(const td_group *group, const td_call *call, td_collective_fn slot);
+td_status td__call_padded(const struct td__part *part, const td_call *call, td_collective_fn slot);
 
 /** Makes the worker run the queued calls now. */
 void td__group_hurry(td_work *work);
@@ -67,8 +67,56 @@ int64_t td__call_timeout(const td_group *group);
 /** td_set_call_timeout(), and returns what was set before. */
 int64_t td__swap_call_timeout(int64_t timeout_ms);
 
-/** A backend by its name, also one of a plug-in, which this loads; NULL with the last error if there is none. */
-const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name);
+/** A work of submit() of a collective is completed with `status`: returns the status of the work. */
+td_status td__group_submitted(td_work *work, td_status status);
+
+/* ---- The backends of a group (parts.c) ---------------------------------------------------------- */
+
+/** TD_ERR_INVALID if a group cannot have these backends: a name, a list, or NULL. */
+td_status td__backends_check(const char *chosen);
+
+/** Whether host memory has the backend "tcp". */
+bool td__backends_have_tcp(const char *chosen);
+
+/** On a member: creates the backends that are chosen; `options` are theirs. On failure td__parts_free() frees them. */
+td_status td__parts_create(td_group *group, const char *chosen, const char *options);
+
+/** Destroys all backends; frees what is left of them. */
+void td__parts_destroy(td_group *group);
+void td__parts_free(td_group *group);
+
+/** The backend for memory of a device, created if it is the first call that needs it, and the stream of the call. NULL,
+ *  with the last error set, if there is none. */
+struct td__part *td__part_prepare(td_group *group, td_call *call);
+
+/** A stream of a backend on an open accelerator; NULL, with the last error set, if it cannot be created. */
+td_stream *td__part_stream(struct td__part *part, td_device *device, enum td__part_stream which);
+
+/** The backend of a call after td__part_prepare(). */
+struct td__part *td__part_of_device(td_group *group, const td_device *device);
+static inline struct td__part *td__part_of(td_group *group, const td_call *call)
+{
+    return call->device ? td__part_of_device(group, call->device) : &group->host;
+}
+
+/* ---- The registry (registry.c) ------------------------------------------------------------------- */
+
+/** A registered backend, as a group uses it. */
+struct td__backend_found {
+    const td_backend_ops *ops;
+    void *arg;
+    const char *name; /* of a built-in one: what td_get_backend() returns */
+    bool built_in;
+};
+
+/** A backend by its name, also one of a plug-in, which this loads; TD_ERR_INVALID if there is none. */
+td_status td__backend_find(const char *name, struct td__backend_found *found);
+
+/** The backend that was registered last and names the kind; false if there is none. */
+bool td__backend_for_kind(const char *kind, struct td__backend_found *found);
+
+/** Whether the backend takes memory of this kind of devices. */
+bool td__backend_takes(const td_backend_ops *ops, const char *kind);
 
 /** The names of all backends, with ", " between them. */
 void td__backend_names(char *text, size_t room);

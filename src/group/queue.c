@@ -14,6 +14,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/thread.h"
+#include "device/device_internal.h"
 #include "fault/peer_query.h"
 #include "group/process_group.h"
 
@@ -44,14 +45,26 @@ int64_t td__call_timeout(const td_group *group)
 }
 
 /* If a backend failed without td_fail(), the last error is an older one, and not the reason. */
-static void ensure_reason(const td_group *group, const td_call *call, td_status status)
+static void ensure_reason(const struct td__part *part, const td_call *call, td_status status)
 {
     if (status && td_last_status() != status)
         td_fail(status,
                 "%s #%llu on group \"%s\": backend \"%s\" failed with %s, and gave no reason by "
                 "td_fail()",
-                td_op_kind_name(call->kind), (unsigned long long)call->sequence, group->name,
-                group->backend, td_status_name(status));
+                td_op_kind_name(call->kind), (unsigned long long)call->sequence, part->group->name,
+                part->name, td_status_name(status));
+}
+
+/* A collective has failed. Returns its status. */
+static td_status note_failure(const struct td__part *part, const td_call *call, td_status status)
+{
+    td_group *group = part->group;
+    ensure_reason(part, call, status);
+    if (!part->ops->explains_timeouts)
+        td__explain_delay(group, call->sequence, -1, status);
+    if (status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)
+        td__group_break(group, status);
+    return status == TD_ERR_ABORTED ? td__group_state(group) : status;
 }
 
 /* `entry` is the recorder's entry of a queued call, or 0. */
@@ -60,16 +73,12 @@ static td_status run_call(td_group *group, const td_call *call, uint64_t entry)
     entry = td__record_start(group, call, entry);
     td_status status = td__group_state(group);
     if (!status) {
-        td_collective_fn slot = td__backend_slot(group->ops, call->kind);
-        status = td__needs_padding(group, call) ? td__call_padded(group, call, slot)
-                                                : slot(group->self, call);
-        ensure_reason(group, call, status);
-        if (!group->ops->explains_timeouts)
-            td__explain_delay(group, call->sequence, -1, status);
-        if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)
-            td__group_break(group, status);
-        if (status == TD_ERR_ABORTED)
-            status = td__group_state(group);
+        const struct td__part *part = td__part_of(group, call);
+        td_collective_fn slot = td__backend_slot(part->ops, call->kind);
+        status = td__needs_padding(part, call) ? td__call_padded(part, call, slot)
+                                               : slot(part->self, call);
+        if (status)
+            status = note_failure(part, call, status);
     }
     td__record_end(group, entry, status);
     return status;
@@ -111,6 +120,8 @@ static td_work *dequeue(td_group *group)
 /* Runs a work, and dequeues the next one, unless this is `last`. */
 static td_work *run_work(td_group *group, td_work *work, const td_work *last)
 {
+    if (work->event) /* a device that has failed makes the call fail */
+        td_stream_wait_event(work->operation.call.stream, work->event);
     work->begin_ns = td__now_ns();
     td_status status = run_call(group, &work->operation.call, work->entry);
     work->end_ns = td__now_ns();
@@ -219,17 +230,29 @@ static void discard(td_work *work)
     td_work_release(work);
 }
 
-/* Puts the call into the queue; called with the lock held. */
-static td_status enqueue(td_group *group, const struct td__operation *operation, td_work **work_out)
+/* On a device, the call is ordered after the caller's current stream. */
+static td_work *make_work(td_group *group, const struct td__operation *operation)
 {
     td_work *work = td__work_create(group, &operation->call);
     if (!work)
-        return TD_ERR_NOMEM;
+        return NULL;
     work->operation.reduction = operation->reduction;
     if (!keep_counts(work, group->size)) {
         discard(work);
-        return td__fail_nomem("work");
+        td__fail_nomem("work");
+        return NULL;
     }
+    if (work->event)
+        td_event_record(work->event, NULL);
+    return work;
+}
+
+/* Puts the call into the queue; called with the lock held. */
+static td_status enqueue(td_group *group, const struct td__operation *operation, td_work **work_out)
+{
+    td_work *work = make_work(group, operation);
+    if (!work)
+        return td__error_status();
     if (!group->working) {
         int error = td__thread_start(&group->worker, "td-group", run_worker, group);
         if (error) {
@@ -238,7 +261,8 @@ static td_status enqueue(td_group *group, const struct td__operation *operation,
                            group->name, td__errno_text(error));
         }
         group->working = true;
-        group->patient = group->ops->fills_host && group->ops->fills_host(group->self);
+        group->patient = group->host.ops->fills_host &&
+                         group->host.ops->fills_host(group->host.self);
     }
     if (STAILQ_EMPTY(&group->queue))
         group->patient_until = group->patient ? td__deadline_in_ms(PATIENCE_MS) : 0;
@@ -255,17 +279,17 @@ static td_status enqueue(td_group *group, const struct td__operation *operation,
 static td_status finish_waiting(td_work *work)
 {
     td__work_finish(work);
-    td_status status = td_work_status(work);
+    td_status status = td__work_order(work);
     td_work_release(work);
     return status;
 }
 
-static td_status fail_unsupported(const td_group *group, const td_call *call)
+static td_status fail_unsupported(const struct td__part *part, const td_call *call)
 {
-    const char *other = td__backend_with(call->kind, group->backend);
-    return td_fail(
-        TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
-        group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
+    const char *other = td__backend_with(call->kind, part->name);
+    return td_fail(TD_ERR_UNSUPPORTED,
+                   "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it", part->name,
+                   part->group->name, td_op_kind_name(call->kind), other ? other : "native");
 }
 
 /* Calls on one group are made one after another, so there is one writer at a time; td_group_sequence() may read. */
@@ -276,17 +300,70 @@ static uint64_t next_sequence(td_group *group)
     return next;
 }
 
+td_status td__group_submitted(td_work *work, td_status status)
+{
+    const td_call *call = &work->operation.call;
+    if (status)
+        status = note_failure(td__part_of(work->group, call), call, status);
+    td__record_submit_end(work->group, work->entry, call->sequence, status);
+    return status;
+}
+
+/* A collective for a backend with submit(), which is in use until the work is complete. */
+static td_status submit(td_group *group, const struct td__part *part,
+                        const struct td__operation *operation, td_work **work_out)
+{
+    TD_TRY(td__group_state(group));
+    td_work *work = make_work(group, operation);
+    if (!work)
+        return td__error_status();
+    td_call *call = &work->operation.call;
+    if (work->event)
+        td_stream_wait_event(call->stream, work->event);
+    call->timeout_ms = td__call_timeout(group);
+    call->sequence = next_sequence(group);
+    work->submitted = true;
+    uint64_t entry = work->entry = td__record_submit(group, call), sequence = call->sequence;
+    td__group_use(group);
+    td_status status = part->ops->submit(part->self, call, work);
+    if (status) {
+        status = note_failure(part, call, status);
+        td__record_submit_end(group, entry, sequence, status);
+        td__group_unuse(group);
+        discard(work);
+        return status;
+    }
+    if (!work_out)
+        return finish_waiting(work);
+    *work_out = work;
+    return TD_OK;
+}
+
+/* On a device, the call is ordered after the caller's current stream, and that after the call. A device that has failed
+ * makes the call fail. */
+static td_status run_now(td_group *group, td_call *call)
+{
+    if (!call->device)
+        return run_call(group, call, 0);
+    td_stream_wait_stream(call->stream, td__stream_of(call->device));
+    TD_TRY(run_call(group, call, 0));
+    return td_stream_wait_stream(td__stream_of(call->device), call->stream);
+}
+
 td_status td__group_run(td_group *group, struct td__operation *operation, td_work **work)
 {
     td_call *call = &operation->call;
-    if (!td__backend_slot(group->ops, call->kind))
-        return fail_unsupported(group, call);
+    const struct td__part *part = td__part_of(group, call);
+    if (part->submits)
+        return submit(group, part, operation, work);
+    if (!td__backend_slot(part->ops, call->kind))
+        return fail_unsupported(part, call);
     call->timeout_ms = td__call_timeout(group);
     unsigned none = 0;
     if (!work && atomic_compare_exchange_strong_explicit(
                      &group->pending, &none, 1, memory_order_acq_rel, memory_order_relaxed)) {
         call->sequence = next_sequence(group);
-        td_status status = run_call(group, call, 0);
+        td_status status = run_now(group, call);
         finish_call(group);
         return status;
     }
@@ -305,28 +382,38 @@ td_status td__group_run(td_group *group, struct td__operation *operation, td_wor
     return TD_OK;
 }
 
+static td_status run_message(td_group *group, const struct td__part *part, const td_call *call)
+{
+    uint64_t entry = td__record_message(group, call, false);
+    td_status status = part->ops->run_message(part->self, call);
+    td__explain_delay(group, 0, call->peer, status);
+    td__record_message_end(group, entry, status);
+    if (call->device && !status)
+        status = td_stream_wait_stream(td__stream_of(call->device), call->stream);
+    return status;
+}
+
 static td_status post(td_group *group, const td_call *call, td_work **work_out)
 {
-    if (!group->ops->post)
-        return fail_unsupported(group, call);
+    const struct td__part *part = td__part_of(group, call);
+    if (!part->ops->post && !part->submits)
+        return fail_unsupported(part, call);
     if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED ||
-        (!group->ops->abort && atomic_load(&group->aborted)))
+        (!part->ops->abort && atomic_load(&group->aborted)))
         return td__group_state(group);
     td_call timed = *call;
     if (!timed.timeout_ms)
         timed.timeout_ms = td__call_timeout(group);
-    if (!work_out && group->ops->run_message) {
-        uint64_t entry = td__record_message(group, call, false);
-        td_status status = group->ops->run_message(group->self, &timed);
-        td__explain_delay(group, 0, call->peer, status);
-        td__record_message_end(group, entry, status);
-        return status;
-    }
+    if (call->device)
+        td_stream_wait_stream(call->stream, td__stream_of(call->device));
+    if (!work_out && part->ops->run_message && !part->submits)
+        return run_message(group, part, &timed);
     td_work *work = td__work_create(group, &timed);
     if (!work)
-        return TD_ERR_NOMEM;
+        return td__error_status();
     uint64_t entry = work->entry = td__record_message(group, call, work_out != NULL);
-    td_status status = group->ops->post(group->self, &work->operation.call, work);
+    td_status status = (part->submits ? part->ops->submit
+                                      : part->ops->post)(part->self, &work->operation.call, work);
     if (status) {
         td__record_message_end(group, entry, status);
         discard(work);

@@ -66,17 +66,48 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
     return status;
 }
 
-static const td_backend_ops *find_registered(const char *name, void **arg, const char **kept_name)
+static struct td__backend_found found_of(const struct td__backend *backend)
+{
+    return (struct td__backend_found){.ops = backend->ops,
+                                      .arg = backend->arg,
+                                      .name = backend->shown ? backend->shown : backend->name,
+                                      .built_in = backend->shown != NULL};
+}
+
+static bool find_registered(const char *name, struct td__backend_found *found)
 {
     pthread_mutex_lock(&lock);
-    struct td__backend *backend = find(name);
-    const td_backend_ops *ops = backend ? backend->ops : NULL;
-    if (ops) {
-        *arg = backend->arg;
-        *kept_name = backend->shown ? backend->shown : backend->name;
-    }
+    const struct td__backend *backend = find(name);
+    bool registered = backend && backend->ops;
+    if (registered)
+        *found = found_of(backend);
     pthread_mutex_unlock(&lock);
-    return ops;
+    return registered;
+}
+
+static bool names_kind(const td_backend_ops *ops, const char *kind)
+{
+    for (int i = 0; ops->devices && ops->devices[i]; i++)
+        if (!strcmp(ops->devices[i], kind))
+            return true;
+    return false;
+}
+
+bool td__backend_takes(const td_backend_ops *ops, const char *kind)
+{
+    return ops->devices ? names_kind(ops, kind) || names_kind(ops, "*") : !strcmp(kind, "cpu");
+}
+
+bool td__backend_for_kind(const char *kind, struct td__backend_found *found)
+{
+    pthread_mutex_lock(&lock);
+    struct td__backend *backend = backends;
+    while (backend && !(backend->ops && names_kind(backend->ops, kind)))
+        backend = backend->next;
+    if (backend)
+        *found = found_of(backend);
+    pthread_mutex_unlock(&lock);
+    return backend != NULL;
 }
 
 void td__backend_names(char *text, size_t room)
@@ -89,19 +120,18 @@ void td__backend_names(char *text, size_t room)
     pthread_mutex_unlock(&lock);
 }
 
-const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name)
+td_status td__backend_find(const char *name, struct td__backend_found *found)
 {
     char known[256], why[1200] = "";
-    bool found;
-    const td_backend_ops *ops = find_registered(name, arg, kept_name);
-    if (ops || td__plugin_find(name, &found))
-        return ops;
-    if (found && (ops = find_registered(name, arg, kept_name)))
-        return ops;
+    bool loaded;
+    if (find_registered(name, found))
+        return TD_OK;
+    TD_TRY(td__plugin_find(name, &loaded));
+    if (loaded && find_registered(name, found))
+        return TD_OK;
     td__backend_names(known, sizeof known);
     td__plugin_explain(name, why, sizeof why);
-    td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s%s", name, known, why);
-    return NULL;
+    return td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s%s", name, known, why);
 }
 
 td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind)

@@ -22,8 +22,7 @@ static bool wants_sharing(const td_group_options *options)
 {
     const char *variable = getenv("TANDEM_TRANSPORT");
     const char *extra = options->backend_options;
-    return !(variable && !strcmp(variable, "tcp")) &&
-           !(options->backend && !strcmp(options->backend, "tcp")) &&
+    return !(variable && !strcmp(variable, "tcp")) && !td__backends_have_tcp(options->backend) &&
            !(extra && strstr(extra, "transport=tcp"));
 }
 
@@ -82,10 +81,10 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
     root->timeout_ms = options->timeout_ms ? options->timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
     root->name = strdup(options->name ? options->name : "world");
     root->named = options->name != NULL;
-    root->backend = strdup(options->backend ? options->backend : "native");
+    root->backend = options->backend ? strdup(options->backend) : NULL;
     root->backend_options = options->backend_options ? strdup(options->backend_options) : NULL;
     td_status status = TD_OK;
-    if (!root->cards || !root->name || !root->backend ||
+    if (!root->cards || !root->name || (options->backend && !root->backend) ||
         (options->backend_options && !root->backend_options))
         status = td__fail_nomem("group");
     if (!status)

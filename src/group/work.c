@@ -4,11 +4,14 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/thread.h"
+#include "device/device_internal.h"
 #include "fault/peer_query.h"
 #include "group/process_group.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { FIRST_PAUSE_NS = 20000, LAST_PAUSE_NS = 1000000 }; /* of a thread that polls a device */
 
 /* One free work, for reuse: a program that waits for each message before the next allocates no other. */
 static _Atomic(td_work *) spare;
@@ -46,12 +49,31 @@ td_work *td__work_create(td_group *group, const td_call *call)
     STAILQ_INIT(&work->callbacks);
     work->calling = false;
     work->inner = NULL;
+    work->event = NULL;
+    work->submitted = false;
+    atomic_store_explicit(&work->staged, NULL, memory_order_relaxed);
+    if (call->device) {
+        td_stream_retain(call->stream);
+        work->event = td__event_take(call->device);
+        if (!work->event) {
+            work->owners = 1;
+            td_work_release(work);
+            return NULL;
+        }
+    }
     return work;
 }
 
 static bool is_complete(const td_work *work)
 {
     return atomic_load_explicit(&work->complete, memory_order_acquire);
+}
+
+/* NULL: a waiting thread cannot make progress. */
+static const struct td__part *progressing(const td_work *work)
+{
+    const struct td__part *part = td__part_of(work->group, &work->operation.call);
+    return work->operation.call.kind >= TD_OP_SEND && part->ops->progress ? part : NULL;
 }
 
 td_work *td_work_retain(td_work *work)
@@ -66,6 +88,11 @@ void td_work_release(td_work *work)
     if (!work || atomic_fetch_sub_explicit(&work->owners, 1, memory_order_acq_rel) != 1)
         return;
     td_work_release(work->inner);
+    if (work->operation.call.device) {
+        td_work_release(atomic_load(&work->staged));
+        td__event_give_back(work->event);
+        td_stream_release(work->operation.call.stream);
+    }
     free(work->reason);
     free(work->counts);
     work->reason = NULL;
@@ -178,13 +205,26 @@ static void finish(td_work *work, td_status status, const char *reason, int sour
     td_work_release(work);
 }
 
+/* The result of a call on a device is what its stream has now. */
+static td_status record_result(td_work *work, td_status status)
+{
+    td_status recorded = td_event_record(work->event, work->operation.call.stream);
+    return status ? status : recorded;
+}
+
 void td_work_complete(td_work *work, td_status status, int source, size_t received)
 {
-    const td_group *group = work->group;
-    bool known = source >= 0 && group && source < group->size;
+    td_group *group = work->group;
+    bool known = source >= 0 && group && source < group->size, submitted = work->submitted;
+    if (work->event)
+        status = record_result(work, status);
+    if (submitted)
+        status = td__group_submitted(work, status);
     if (work->operation.call.kind >= TD_OP_SEND)
         td__record_message_end(work->group, work->entry, status);
     finish(work, status, td_last_error(), known ? group->ranks[source] : -1, received);
+    if (submitted)
+        td__group_unuse(group);
 }
 
 td_status td_work_status(td_work *work)
@@ -233,10 +273,11 @@ bool td_work_test(td_work *work)
         td_work_test(work->inner);
     } else if (use_group(work)) {
         td_group *group = work->group;
-        if (work->operation.call.kind < TD_OP_SEND)
+        const struct td__part *part = progressing(work);
+        if (part)
+            part->ops->progress(part->self, work, TD_NOW);
+        else if (work->operation.call.kind < TD_OP_SEND && !work->submitted)
             td__group_hurry(work);
-        else if (group->ops->progress)
-            group->ops->progress(group->self, work, TD_NOW);
         td__group_unuse(group);
     }
     return is_complete(work);
@@ -247,11 +288,12 @@ static void advance(td_work *work, td__deadline deadline)
 {
     td_group *group = work->group;
     td__record_waited(group, work->entry);
-    if (work->operation.call.kind >= TD_OP_SEND && group->ops->progress) {
+    const struct td__part *part = progressing(work);
+    if (part) {
         int64_t left;
         while (!is_complete(work) && (left = deadline - td__now_ns()) > 0)
-            group->ops->progress(group->self, work, (left + 999999) / 1000000);
-    } else if (work->operation.call.kind < TD_OP_SEND) {
+            part->ops->progress(part->self, work, (left + 999999) / 1000000);
+    } else if (work->operation.call.kind < TD_OP_SEND && !work->submitted) {
         /* A thread that runs it cannot return before the call does. */
         if (deadline >= td__deadline_in_ms(work->operation.call.timeout_ms - 1))
             td__group_help(work);
@@ -322,13 +364,64 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
                            td_op_kind_name(work->operation.call.kind));
         }
     }
-    return td_work_status(work);
+    return work->event ? td__work_order(work) : td_work_status(work);
+}
+
+td_status td__work_order(td_work *work)
+{
+    TD_TRY(td_work_status(work));
+    return work->event ? td_stream_wait_event(NULL, work->event) : TD_OK;
+}
+
+/* The host waits for the device: until the deadline, or with TD__NEVER as the device itself does it. */
+static td_status await_result(td_work *work, td__deadline deadline)
+{
+    int64_t pause = FIRST_PAUSE_NS;
+    if (deadline == TD__NEVER)
+        return td__wait_for_event("td_work_synchronize", work->event);
+    while (!td_event_is_done(work->event)) {
+        if (td__deadline_passed(deadline))
+            return td_fail(TD_ERR_TIMEOUT,
+                           "td_work_synchronize: %s does not have the result of %s yet",
+                           td_device_name(work->operation.call.device),
+                           td_op_kind_name(work->operation.call.kind));
+        td__sleep_ns(pause);
+        pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
+    }
+    return td__wait_for_event("td_work_synchronize", work->event);
+}
+
+td_status td_work_synchronize(td_work *work, int64_t timeout_ms)
+{
+    td__deadline deadline = timeout_ms == TD_NOW ? 0
+                            : timeout_ms > 0     ? td__deadline_in_ms(timeout_ms)
+                                                 : TD__NEVER;
+    TD_TRY(td_work_wait(work, timeout_ms));
+    return work->event ? await_result(work, deadline) : TD_OK;
+}
+
+bool td__work_await_staged(td_work *work, td__deadline deadline)
+{
+    pthread_mutex_lock(&work->lock);
+    bool in_time = true;
+    while (!is_complete(work) && !atomic_load(&work->staged) && in_time)
+        in_time = td__cond_wait(&work->changed, &work->lock, deadline);
+    pthread_mutex_unlock(&work->lock);
+    return in_time;
+}
+
+void td__work_set_staged(td_work *work, td_work *staged)
+{
+    pthread_mutex_lock(&work->lock);
+    atomic_store(&work->staged, staged);
+    pthread_cond_broadcast(&work->changed);
+    pthread_mutex_unlock(&work->lock);
 }
 
 void td__work_finish(td_work *work)
 {
     td_group *group = work->group;
-    bool ours = work->operation.call.kind >= TD_OP_SEND && group->ops->progress; /* to move on */
+    bool ours = progressing(work) != NULL; /* to move on */
     while (!is_complete(work)) {
         if (ours)
             advance(work, td__deadline_in_ms(td__call_timeout(group)));
@@ -384,12 +477,19 @@ size_t td_work_received(const td_work *work)
 static void on_inner(td_work *inner, td_status status, void *arg)
 {
     td_work *outer = arg;
-    outer->after(outer->after_arg);
+    td_status after = outer->after(outer->after_arg);
+    if (outer->event)
+        after = record_result(outer, after);
+    if (after && !status) {
+        finish(outer, after, td_last_error(), inner->source, inner->received);
+        return;
+    }
     finish(outer, status, inner->reason ? inner->reason : "out of memory", inner->source,
            inner->received);
 }
 
-td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer_out)
+td_status td__work_follow(td_work *inner, td_status (*after)(void *arg), void *arg,
+                          td_work **outer_out)
 {
     td_work *outer = td__work_create(inner->group, &inner->operation.call);
     if (!outer) {

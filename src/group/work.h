@@ -40,20 +40,34 @@ struct td_work {
     STAILQ_ENTRY(td_work) link; /* in the group's queue */
     size_t *counts;             /* its own copy of the counts of an uneven all_to_all */
 
+    td_event *event; /* of a call on a device: at first its start, when it is complete the result */
+    bool submitted;  /* a collective that the backend completes by itself */
+    _Atomic(td_work *) staged; /* of a message on a device: the one on host memory; owned */
+
     struct td_work *inner; /* td__work_follow() */
-    void (*after)(void *arg);
+    td_status (*after)(void *arg);
     void *after_arg;
 };
 
 /** Creates a work for `call` with two owners. NULL with TD_ERR_NOMEM as the last error if memory is exhausted. */
 td_work *td__work_create(td_group *group, const td_call *call);
 
-/** Creates a work that completes with the status of `inner`, after after(arg) has run. Waiting for it makes `inner`
+/** Creates a work that completes with the status of `inner`, or else of after(arg), which has run before. Waiting for it makes `inner`
  *  progress. It owns `inner`, also on failure. */
-td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer);
+td_status td__work_follow(td_work *inner, td_status (*after)(void *arg), void *arg,
+                          td_work **outer);
 
 /** Waits until it is complete; false at the deadline. */
 bool td__work_wait_until(td_work *work, td__deadline deadline);
+
+/** Of a complete call on a device: makes the thread's current stream wait for the result. */
+td_status td__work_order(td_work *work);
+
+/** Waits until work->staged is set or the work is complete; false at the deadline. */
+bool td__work_await_staged(td_work *work, td__deadline deadline);
+
+/** Sets work->staged, and takes over a reference to it. */
+void td__work_set_staged(td_work *work, td_work *staged);
 
 /** Waits until it is complete, also while the group is being destroyed: for a call that has the group in use
  *  (td__group_use()), for which that waits. */

@@ -76,9 +76,7 @@ static td_status open_world(const td_init_options *options, td_world *joined, td
         .name = options->group_name,
         .backend_options = options->backend_options,
     };
-    void *arg;
-    const char *name;
-    if (!td__backend_find(options->backend ? options->backend : "native", &arg, &name))
+    if (td__backends_check(options->backend))
         return td_fail(td__error_status(), "td_init_process_group: %s", td__error_text());
     if (options->store)
         return td__root_open(options->store, options->rank, options->world_size, &wanted, true,

@@ -84,7 +84,8 @@ static bool has_memory(void *arg, int world_rank)
 static void destroy(void *self)
 {
     struct td__native *native = self;
-    if (native->history) /* first of all, since any rank may query it at any time */
+    td__staged_messages_end(&native->messages);
+    if (native->history) /* before the rest, since any rank may query it at any time */
         td__call_history_retire(native->history, native->group);
     if (native->p2p)
         td__p2p_destroy(native->p2p);
@@ -289,7 +290,7 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
     if (status)
         return status;
     group->history = native->history;
-    group->trace.quick = !topology.several_hosts;
+    group->trace.quick = !topology.several_hosts && native->part == &group->host;
     if (native->comm) {
         native->comm->check = topology.several_hosts
                                   ? check_from_comm
@@ -321,16 +322,41 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
     return td__p2p_create(&options, &native->p2p);
 }
 
+static td_status fail_alone(const struct td__native *native, const td_call *call)
+{
+    return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
+                   td_op_kind_name(call->kind), native->group->name);
+}
+
+static td_status post_on_host(void *arg, const td_call *call, td_work *work)
+{
+    struct td__native *native = arg;
+    return td__p2p_post(native->p2p, call, work, &work->complete);
+}
+
+static td_status run_on_host(void *arg, const td_call *call, int *source, size_t *received)
+{
+    struct td__native *native = arg;
+    return td__p2p_run(native->p2p, call, source, received);
+}
+
 static td_status create(const td_backend_context *context, void *arg, void **self)
 {
-    td_group *group = TD__CONTAINER(context, td_group, context);
+    struct td__part *part = TD__CONTAINER(context, struct td__part, context);
+    td_group *group = part->group;
     struct td__native *native = calloc(1, sizeof *native);
     (void)arg;
     if (!native)
         return td__fail_nomem("group");
+    native->part = part;
     native->group = group;
-    group->trace.quick = group->size == 1;
-    native->sockets_only = !strcmp(group->backend, "tcp");
+    native->messages.group = group;
+    native->messages.post = post_on_host;
+    native->messages.run = run_on_host;
+    native->messages.arg = native;
+    td__staged_messages_init(&native->messages);
+    group->trace.quick = group->size == 1 && part == &group->host;
+    native->sockets_only = !strcmp(part->name, "tcp");
     td_status status = read_options(context->options, native);
     if (!status && group->size > 1)
         status = build(native, group->root->endpoint);
@@ -446,10 +472,20 @@ static bool receives_from_all(const td_group *group, const struct td__operation 
     }
 }
 
-static td_status run(void *self, const td_call *call)
+static td_status run_in_host_memory(void *arg, struct td__operation *operation)
 {
-    struct td__native *native = self;
-    struct td__operation *operation = TD__CONTAINER(call, struct td__operation, call);
+    struct td__native *native = arg;
+    const td_call *call = &operation->call;
+    if (call->kind == TD_OP_ALL_TO_ALL && call->input == call->output && call->count &&
+        native->group->size > 1)
+        return in_place_all_to_all(native, operation);
+    return run_on_transport(native, operation);
+}
+
+static inline td_status run_operation(struct td__native *native, struct td__operation *operation)
+{
+    const td_call *call = &operation->call;
+    struct td__staged_call *stage = NULL;
     operation->called_root = call->root;
     operation->past = 0;
     operation->copy = NULL;
@@ -459,11 +495,10 @@ static td_status run(void *self, const td_call *call)
     td_status status;
     if (native->history)
         td__call_history_note(native->history, operation);
-    if (call->kind == TD_OP_ALL_TO_ALL && call->input == call->output && call->count &&
-        native->group->size > 1)
-        status = in_place_all_to_all(native, operation);
+    if (call->device)
+        status = td__staged_call_run(native->part, operation, run_in_host_memory, native, &stage);
     else
-        status = run_on_transport(native, operation);
+        status = run_in_host_memory(native, operation);
     if (status == TD_ERR_PEER)
         status = cause_of(native, operation);
     if (status)
@@ -473,7 +508,22 @@ static td_status run(void *self, const td_call *call)
                              receives_from_all(native->group, operation));
     if (operation->copy)
         td_free(operation->copy);
+    td__staged_call_free(stage);
     return status;
+}
+
+/* In a copy: other threads read the call of a work. */
+static td_status run_on_device(struct td__native *native, const struct td__operation *operation)
+{
+    struct td__operation staged = *operation;
+    staged.call.detail = td__staged_detail(&operation->call);
+    return run_operation(native, &staged);
+}
+
+static td_status run(void *self, const td_call *call)
+{
+    struct td__operation *operation = TD__CONTAINER(call, struct td__operation, call);
+    return call->device ? run_on_device(self, operation) : run_operation(self, operation);
 }
 
 static td_status verify(void *self, int64_t timeout_ms)
@@ -504,17 +554,22 @@ static td_status verify(void *self, int64_t timeout_ms)
     return status == TD_ERR_MISMATCH ? status : TD_OK;
 }
 
-static td_status fail_alone(const struct td__native *native, const td_call *call)
+/* A send on host memory must not overtake one on a device. */
+static void keep_order(struct td__native *native, const td_call *call)
 {
-    return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
-                   td_op_kind_name(call->kind), native->group->name);
+    if (call->kind == TD_OP_SEND && !call->device &&
+        atomic_load_explicit(&native->messages.unposted, memory_order_acquire))
+        td__staged_flush(&native->messages);
 }
 
 static td_status post(void *self, const td_call *call, td_work *work)
 {
     struct td__native *native = self;
-    return native->p2p ? td__p2p_post(native->p2p, call, work, &work->complete)
-                       : fail_alone(native, call);
+    if (!native->p2p)
+        return fail_alone(native, call);
+    keep_order(native, call);
+    return call->device ? td__staged_post(&native->messages, call, work)
+                        : post_on_host(native, call, work);
 }
 
 static td_status run_message(void *self, const td_call *call)
@@ -524,15 +579,28 @@ static td_status run_message(void *self, const td_call *call)
     size_t received;
     if (!native->p2p)
         return fail_alone(native, call);
-    return td__p2p_run(native->p2p, call, &source, &received);
+    keep_order(native, call);
+    return call->device ? td__staged_run(&native->messages, call)
+                        : td__p2p_run(native->p2p, call, &source, &received);
 }
 
 static void progress(void *self, td_work *work, int64_t timeout_ms)
 {
     struct td__native *native = self;
-    td__p2p_progress(native->p2p, &work->complete, work->operation.call.peer,
-                     timeout_ms == TD_NOW ? 0 : timeout_ms);
+    td__deadline deadline = td__deadline_in_ms(timeout_ms == TD_NOW ? 0 : timeout_ms);
+    const td_work *waits_for = work;
+    if (work->operation.call.device) {
+        if (!td__work_await_staged(work, deadline))
+            return;
+        waits_for = atomic_load(&work->staged);
+    }
+    if (waits_for)
+        td__p2p_progress(native->p2p, &waits_for->complete, work->operation.call.peer,
+                         timeout_ms == TD_NOW ? 0 : timeout_ms);
 }
+
+/* It stages what is not in host memory. */
+static const char *const any_device[] = {"*", NULL};
 
 static const td_backend_ops native_ops = {
     .create = create,
@@ -555,11 +623,15 @@ static const td_backend_ops native_ops = {
     .fills_host = fills_host,
     .explains_timeouts = true,
     .has_uneven = true,
+    .devices = any_device,
 };
 
 struct td__shm_comm *td__native_comm(const td_group *group)
 {
-    return group->ops == &native_ops ? ((const struct td__native *)group->self)->comm : NULL;
+    struct td__part *part = td__next_part(group, NULL);
+    while (part && part->ops != &native_ops)
+        part = td__next_part(group, part);
+    return part ? ((const struct td__native *)part->self)->comm : NULL;
 }
 
 struct td__backend td__builtin_backends[] = {

@@ -5,19 +5,22 @@
 #include "group/process_group.h"
 #include "p2p/p2p.h"
 #include "shm/shm_comm.h"
+#include "staging/staging.h"
 #include "tcp/tcp_comm.h"
 
 struct td__native {
+    struct td__part *part;
     td_group *group;
-    struct td__shm_comm *comm;        /* NULL: no other member on this host */
-    struct td__tcp_comm *sockets;     /* NULL: all on one host */
-    struct td__hierarchy *hierarchy;  /* NULL: no host has several members, or all are on one */
-    struct td__tcp_comm *rail;        /* of the hierarchy; NULL: this rank is in none */
-    struct td__call_history *history; /* the group's; NULL: all on one host */
-    struct td__p2p *p2p;              /* NULL: the group has one rank */
-    unsigned losses;                  /* of the endpoint, as last looked at */
-    const char *algorithm;            /* NULL: selected for each call */
-    bool sockets_only;                /* the backend "tcp", or transport=tcp */
+    struct td__shm_comm *comm;           /* NULL: no other member on this host */
+    struct td__tcp_comm *sockets;        /* NULL: all on one host */
+    struct td__hierarchy *hierarchy;     /* NULL: no host has several members, or all are on one */
+    struct td__tcp_comm *rail;           /* of the hierarchy; NULL: this rank is in none */
+    struct td__call_history *history;    /* the group's; NULL: all on one host */
+    struct td__p2p *p2p;                 /* NULL: the group has one rank */
+    unsigned losses;                     /* of the endpoint, as last looked at */
+    const char *algorithm;               /* NULL: selected for each call */
+    struct td__staged_messages messages; /* on devices */
+    bool sockets_only;                   /* the backend "tcp", or transport=tcp */
 };
 
 /** Attaches the list of left communicators to `root`, unless it has one. Before the root's first communicator. */

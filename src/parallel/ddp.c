@@ -116,13 +116,42 @@ static td_status on_accumulated(td_tensor *tensor, const struct td__grad_place *
 
 /* ---- Forward --------------------------------------------------------------------------------------- */
 
+/* Whether two tensors can be in one call: on one device, or in the host's memory. */
+static bool go_together(const td_tensor *a, const td_tensor *b)
+{
+    return a->storage->device == b->storage->device || (td__on_host(a) && td__on_host(b));
+}
+
+/* One call for each device of a model over several, in the order of the tensors. */
+static td_status broadcast_all(struct td__ddp *ddp, td_tensor *const *tensors, int count)
+{
+    int source = td_get_global_rank(ddp->group, ddp->source);
+    td_tensor **left = calloc((size_t)count + 1, 2 * sizeof *left), **now = left + count;
+    if (!left)
+        return td__fail_nomem("td_ddp");
+    memcpy(left, tensors, (size_t)count * sizeof *left);
+    td_status status = TD_OK;
+    while (count > 0 && !status) {
+        int taken = 0, kept = 0;
+        const td_tensor *first = left[0];
+        for (int i = 0; i < count; i++)
+            if (go_together(first, left[i]))
+                now[taken++] = left[i];
+            else
+                left[kept++] = left[i];
+        status = td_broadcast_coalesced(now, taken, source, ddp->group, NULL);
+        count = kept;
+    }
+    free(left);
+    return status;
+}
+
 static td_status broadcast_buffers(struct td__ddp *ddp)
 {
     if (!ddp->buffer_count || ddp->options.no_broadcast_buffers || !ddp->buffers_changed)
         return TD_OK;
     ddp->buffers_changed = false;
-    return td_broadcast_coalesced(ddp->buffers, ddp->buffer_count,
-                                  td_get_global_rank(ddp->group, ddp->source), ddp->group, NULL);
+    return broadcast_all(ddp, ddp->buffers, ddp->buffer_count);
 }
 
 td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
@@ -373,15 +402,12 @@ static td_status make_buckets(struct td__ddp *ddp)
 
 td_status td__ddp_synchronise(struct td__ddp *ddp)
 {
-    int source = td_get_global_rank(ddp->group, ddp->source);
     td_tensor **tensors = calloc((size_t)ddp->count + 1, sizeof *tensors);
     if (!tensors)
         return td__fail_nomem("td_ddp");
     for (int i = 0; i < ddp->count; i++)
         tensors[i] = ddp->parameters[i].tensor;
-    td_status status = ddp->count
-                           ? td_broadcast_coalesced(tensors, ddp->count, source, ddp->group, NULL)
-                           : TD_OK;
+    td_status status = broadcast_all(ddp, tensors, ddp->count);
     for (int i = 0; i < ddp->count && !status; i++)
         td__tensor_bump_version(tensors[i]);
     free(tensors);

@@ -283,9 +283,9 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     snprintf(key, sizeof key, "%016llx/%u", (unsigned long long)group->key,
              attempt->agreement->attempt);
     own.name = options->name ? options->name : name;
-    own.backend = options->backend ? options->backend : group->backend;
+    own.backend = options->backend ? options->backend : group->chosen;
     own.backend_options = options->backend_options ? options->backend_options
-                                                   : group->context.options;
+                                                   : group->host.context.options;
     own.timeout_ms = options->timeout_ms ? options->timeout_ms : group->timeout_ms;
     td_status status = TD_OK;
     if (!attempt->agreement->left[group->rank])

@@ -252,27 +252,6 @@ static td_value *serve_expect(td_rpc_call *call, td_value *const *args, int coun
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-/* The gradients as a list, which belongs to the scope: on the host, since the other worker moves them to the devices of
- * what it has sent, which may have other names than here. */
-static td_value *list_gradients(td_tensor *const *grads, int count)
-{
-    td_value *list = td__value_adopt(td__value_new_list(count));
-    for (int i = 0; list && i < count; i++) {
-        td_tensor *grad = grads[i] ? td__to_host("td_dist_backward", grads[i]) : NULL;
-        bool failed = grads[i] && !grad;
-        td_value *item = failed ? NULL : td__value_create(grad ? TD_VALUE_TENSOR : TD_VALUE_NIL, 0);
-        if (item && grad)
-            item->tensor = grad;
-        else
-            td_tensor_release(grad);
-        if (!item || !td__value_append(list, NULL, item)) {
-            td_value_release(item);
-            list = NULL;
-        }
-    }
-    return list;
-}
-
 /* A recv node: sends the gradients to the sender of the message. */
 static td_status send_gradients(const struct td__recv_data *data, td_tensor *const *grads,
                                 int count)
@@ -285,7 +264,7 @@ static td_status send_gradients(const struct td__recv_data *data, td_tensor *con
     td_future *future = NULL;
     if (!status) {
         TD_SCOPE;
-        td_value *list = list_gradients(grads, count);
+        td_value *list = td__gradients_list(grads, count);
         td_value *args = TD_ARGS((int64_t)data->context, (int64_t)data->message, list);
         future = args ? td__call_start(agent, "td_dist_backward", data->from, "td.gradient", args,
                                        NULL)
@@ -311,23 +290,6 @@ static td_status send_gradients(const struct td__recv_data *data, td_tensor *con
     return status;
 }
 
-/* Moves received gradients to the devices of what was sent. Without the lock, since that waits for a device. */
-static td_status move_gradients(struct td__rpc_agent *agent, const struct td_node *node,
-                                const td_value *list)
-{
-    for (int i = 0; i < node->output_count && i < list->count; i++) {
-        td_value *item = list->items[i];
-        if (item->kind != TD_VALUE_TENSOR)
-            continue;
-        td_tensor *moved = td__device_move(agent, node->outputs[i].device, item->tensor);
-        if (!moved)
-            return td__error_status();
-        td_tensor_release(item->tensor);
-        item->tensor = moved;
-    }
-    return TD_OK;
-}
-
 /* td.gradient(context: int, message: int, grads: list): feeds the pass. */
 static td_value *serve_gradient(td_rpc_call *call, td_value *const *args, int count)
 {
@@ -340,7 +302,8 @@ static td_value *serve_gradient(td_rpc_call *call, td_value *const *args, int co
     if (node)
         td__node_retain(node);
     pthread_mutex_unlock(&context->lock);
-    td_status status = node ? move_gradients(call->agent, node, args[2]) : TD_OK;
+    /* Without the lock, since this waits for a device. */
+    td_status status = node ? td__gradients_move(call->agent, node, args[2]) : TD_OK;
     pthread_mutex_lock(&context->lock);
     if (status || !context->pass || !node || args[2]->count != node->output_count)
         status = status ? status : td_fail(TD_ERR_STATE, "no backward pass expects this gradient");

@@ -385,3 +385,40 @@ td_tensor *td__context_grad(struct td__grad_context *context, td_tensor *leaf)
     pthread_mutex_unlock(&context->lock);
     return grad;
 }
+
+/* ---- Gradients in messages -------------------------------------------------------------------- */
+
+td_value *td__gradients_list(td_tensor *const *grads, int count)
+{
+    td_value *list = td__value_adopt(td__value_new_list(count));
+    for (int i = 0; list && i < count; i++) {
+        td_tensor *grad = grads[i] ? td__to_host("td_dist_backward", grads[i]) : NULL;
+        bool failed = grads[i] && !grad;
+        td_value *item = failed ? NULL : td__value_create(grad ? TD_VALUE_TENSOR : TD_VALUE_NIL, 0);
+        if (item && grad)
+            item->tensor = grad;
+        else
+            td_tensor_release(grad);
+        if (!item || !td__value_append(list, NULL, item)) {
+            td_value_release(item);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+td_status td__gradients_move(struct td__rpc_agent *agent, const struct td_node *node,
+                             const td_value *list)
+{
+    for (int i = 0; i < node->output_count && i < list->count; i++) {
+        td_value *item = list->items[i];
+        if (item->kind != TD_VALUE_TENSOR)
+            continue;
+        td_tensor *moved = td__device_move(agent, node->outputs[i].device, item->tensor);
+        if (!moved)
+            return td__error_status();
+        td_tensor_release(item->tensor);
+        item->tensor = moved;
+    }
+    return TD_OK;
+}

@@ -83,4 +83,12 @@ extern void (*td__on_context_end)(struct td__grad_context *context); /* ends its
 extern td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,
                                          int count);
 
+/** Gradients as a list, which belongs to the scope: on the host, since the worker that gets them moves them to the devices
+ *  of what it has sent, which may have other names than here. NULL on failure. */
+td_value *td__gradients_list(td_tensor *const *grads, int count);
+
+/** Moves the gradients of a received list to the devices of the outputs of a send node. */
+td_status td__gradients_move(struct td__rpc_agent *agent, const struct td_node *node,
+                             const td_value *list);
+
 #endif
