@@ -428,14 +428,20 @@ TEST(memory_of_an_accelerator)
     CHECK_OK(td_mul_scalar_(y, 2)); /* enqueued; the deleter waits for it */
     td_tensor *sum = td_add(y, y);
     td_tensor_release(y);
-    CHECK(td_item(td_sum(sum)) == 120);
+    {
+        TD_SCOPE;
+        CHECK(td_item(td_sum(sum)) == 120);
+    }
     td_tensor_release(sum);
 
     x = td_full(TD_SHAPE(2, 3), 5, TD_F32, ext);
     DLManagedTensorVersioned *versioned = td_to_dlpack_versioned(x, TD_DLPACK_READ_ONLY);
     y = td_from_dlpack_versioned(versioned, ext);
     CHECK_OK(td_mul_scalar_(y, 3));
-    CHECK(td_item(td_sum(y)) == 90 && td_item(td_sum(x)) == 30);
+    {
+        TD_SCOPE;
+        CHECK(td_item(td_sum(y)) == 90 && td_item(td_sum(x)) == 30);
+    }
     td_tensor_release(y);
     td_tensor_release(x);
 

@@ -226,7 +226,7 @@ RANKS(results_on_other_streams, .ranks = 2)
             {
                 TD_SCOPE;
                 product = td_tensor_retain(td_mul_scalar(call_with("w1", "twice", x), 3));
-                td_tensor_retain(call_with("w1", "echo", product));
+                CHECK(call_with("w1", "echo", product));
             }
             check_same(product, td_mul_scalar(numbers(TD_SHAPE(LARGE), "cpu"), 6));
             td_tensor_release(product);

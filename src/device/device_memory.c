@@ -72,23 +72,13 @@ const char *td__set_memory_label(const char *holder)
     return before;
 }
 
-/* Recursive: the last use of a stream may end it, and that comes back to td__memory_forget(). */
-static void init_lock(pthread_mutex_t *lock)
-{
-    pthread_mutexattr_t attributes;
-    pthread_mutexattr_init(&attributes);
-    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(lock, &attributes);
-    pthread_mutexattr_destroy(&attributes);
-}
-
 static struct td__device_memory *memory_of(td_device *device)
 {
     pthread_mutex_lock(&create_lock);
     if (!device->memory) {
         device->memory = calloc(1, sizeof *device->memory);
         if (device->memory)
-            init_lock(&device->memory->lock);
+            pthread_mutex_init(&device->memory->lock, NULL);
     }
     pthread_mutex_unlock(&create_lock);
     return device->memory;
