@@ -31,7 +31,6 @@ enum check_flags {
     CHECK_BITS = 2,      /* bit for bit, gradients too */
     CHECK_ABSOLUTE = 4,  /* relative to the result for the absolute values of the operands */
     CHECK_LARGEST = 8,   /* relative to the greatest element */
-    CHECK_WAITS = 16,    /* the host may wait for the device */
     CHECK_IN_PLACE = 32, /* the first operand is the result */
     CHECK_NO_GRAD = 64,  /* not differentiable */
     CHECK_SPECIAL = 128, /* also for NaN, infinities, -0 and denormals */

@@ -331,7 +331,7 @@ static td_status find_masked_rows(td_tensor *mask, td_tensor **masked)
         if (!all)
             return TD_ERR_NOMEM;
         TD_TRY(td__kernels_of(all)->reduce(TD_REDUCE_KIND_ALL, all, hidden, 1u << (ndim - 1)));
-        if (td_item(td_any(all)) != 0)
+        if (!td__on_host(all) || td_item(td_any(all)) != 0) /* the host does not wait for it */
             *masked = all;
     }
     return TD_OK;

@@ -14,8 +14,9 @@ td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, i
 {
     *mask = 0;
     if (count < 0 || (count > 0 && !dims))
-        return td_fail(TD_ERR_INVALID, "%s: the list of %d dimensions is NULL or has a negative length",
-                       call, count);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the list of %d dimensions is NULL or has a negative length", call,
+                       count);
     for (int i = 0; i < count; i++) {
         int dim = td__wrap_dim(x, call, dims[i]);
         if (dim < 0)
@@ -54,8 +55,8 @@ td_tensor *td__drop_dims(td_tensor *x, unsigned mask)
     return dropped;
 }
 
-td_tensor *td__apply_reduce(const char *call, td_reduce_kind kind, td_tensor *x,
-                            unsigned mask, td_dtype dtype)
+td_tensor *td__apply_reduce(const char *call, td_reduce_kind kind, td_tensor *x, unsigned mask,
+                            td_dtype dtype)
 {
     struct td__reduced reduction = td__reduced_of(x, mask);
     td_tensor *y = td__empty(call, reduction.kept, reduction.ndim, dtype, x->storage->device);
@@ -148,8 +149,14 @@ td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim)
  * the rest and that of all others is 0; with several, all are 0. */
 static td_tensor *product_of_others(td_tensor *x, td_tensor *y)
 {
-    td_tensor *zero = td_eq_scalar(x, 0);
-    double zeros = td_item(td_sum(zero));
+    td_tensor *zero = td_eq_scalar(x, 0), *count = td_sum(zero);
+    if (count && !td__on_host(count)) { /* all three cases, so that the host need not wait */
+        td_tensor *rest = td_prod(td_masked_fill(x, zero, 1));
+        td_tensor *only = td_logical_and(zero, td_eq_scalar(count, 1));
+        td_tensor *with_zeros = td_where(only, rest, td_zeros_like(x));
+        return td_where(td_eq_scalar(count, 0), td_div(y, x), with_zeros);
+    }
+    double zeros = td_item(count);
     if (zeros == 0)
         return td_div(y, x);
     td_tensor *none = td_zeros_like(x);
@@ -225,10 +232,11 @@ static td_tensor *var(td_tensor *x, const struct variance *variance, bool keepdi
         TD_SCOPE;
         TD_NO_GRAD;
         td_tensor *apart = deviations(x, variance->mask);
-        td_tensor *squares = apart ? td__adopt(td__apply_reduce("td_var_dims", TD_REDUCE_KIND_SQUARES,
-                                                                apart, variance->mask,
-                                                                apart->layout.dtype))
-                                   : NULL;
+        td_tensor *squares = apart
+                                 ? td__adopt(td__apply_reduce("td_var_dims", TD_REDUCE_KIND_SQUARES,
+                                                              apart, variance->mask,
+                                                              apart->layout.dtype))
+                                 : NULL;
         y = td_to_dtype(td_div_scalar(squares, variance->divisor), x->layout.dtype);
         td_tensor_retain(y);
     }
@@ -277,8 +285,9 @@ td_tensor *td_norm(td_tensor *x)
     {
         TD_SCOPE;
         TD_NO_GRAD;
-        td_tensor *squares = td__adopt(td__apply_reduce(
-            function.name, TD_REDUCE_KIND_SQUARES, x, td__all_dims(x), wide_dtype(x->layout.dtype)));
+        td_tensor *squares = td__adopt(td__apply_reduce(function.name, TD_REDUCE_KIND_SQUARES, x,
+                                                        td__all_dims(x),
+                                                        wide_dtype(x->layout.dtype)));
         y = td_tensor_retain(td_to_dtype(td_sqrt(squares), x->layout.dtype));
     }
     y = td__drop_dims(y, td__all_dims(x));
