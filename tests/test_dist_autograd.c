@@ -105,6 +105,13 @@ static td_value *dies_later(td_rpc_call *call, td_value *const *args, int count)
         td_record(&killing, y, &(td_node_spec){.inputs = {x}, .input_count = 1}));
 }
 
+/* The worker dies in its pass, after its own calls in the context. */
+static td_value *dies_in_the_middle(td_rpc_call *call, td_value *const *args, int count)
+{
+    td_value *y = dies_later(call, args, count);
+    return y ? td_rpc_sync("w2", "mul", TD_ARGS(td_value_tensor(y)), NULL) : NULL;
+}
+
 static void begin(void)
 {
     char name[16];
@@ -116,6 +123,7 @@ static void begin(void)
     CHECK_OK(td_rpc_register("contexts()", contexts, NULL));
     CHECK_OK(td_rpc_register("fails_later(x: tensor)", fails_later, NULL));
     CHECK_OK(td_rpc_register("dies_later(x: tensor)", dies_later, NULL));
+    CHECK_OK(td_rpc_register("dies_in_the_middle(x: tensor)", dies_in_the_middle, NULL));
     snprintf(name, sizeof name, "w%d", td_test_rank());
     CHECK_OK(td_init_rpc(name, NULL));
 }
@@ -333,6 +341,26 @@ RANKS(a_worker_that_dies_in_the_backward_pass, .ranks = 3, .may_die = 1 << 2)
         loss = td_sum(td_value_tensor(y));
         CHECK_OK(td_dist_backward(next, &loss, 1, NULL));
         CHECK_EQ(remote_grad(1, next), 6 / 3);
+    }
+    end();
+}
+
+/* The context of the last worker ends as soon as it notices, since its calls came from the dead one; the error names
+ * that one all the same, whoever notices first. */
+RANKS(a_worker_in_the_middle_dies, .ranks = 3, .may_die = 1 << 1)
+{
+    begin();
+    if (td_test_rank() == 0) {
+        TD_SCOPE;
+        td_tensor *x = td_full(TD_SHAPE(3), 1, TD_F32, NULL);
+        CHECK_OK(td_tensor_set_requires_grad(x, true));
+        TD_DIST_AUTOGRAD(context);
+        td_value *y = td_rpc_sync("w1", "dies_in_the_middle", TD_ARGS(x), NULL);
+        CHECK(y);
+        td_tensor *loss = td_sum(td_value_tensor(y));
+        CHECK_EQ(td_dist_backward(context, &loss, 1, NULL), TD_ERR_PEER);
+        CHECK(strstr(td_last_error(), "\"w1\""));
+        CHECK(strstr(td_last_error(), "was killed by SIGKILL"));
     }
     end();
 }

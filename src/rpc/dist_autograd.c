@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NOTICE_MS = 1000 }; /* for the failure detector to report a worker */
+
 /* The pass of a context on this worker. With the context's lock held, except `pass` in the thread that runs it. */
 struct td__dist_pass {
     uint64_t number;
@@ -212,7 +214,7 @@ static struct td__grad_context *find_context(struct td__rpc_agent *agent, int64_
 {
     struct td__grad_context *context = td__context_find(agent, (uint64_t)id, false);
     if (!context)
-        td_fail(TD_ERR_INVALID, "there is no context %lld on worker \"%s\"", (long long)id,
+        td_fail(TD_ERR_ABORTED, "the context %lld has ended on worker \"%s\"", (long long)id,
                 agent->name);
     return context;
 }
@@ -374,7 +376,7 @@ static td_value *serve_backward(td_rpc_call *call, td_value *const *args, int co
     struct td__grad_context *context = find_context(call->agent, args[0]->integer);
     td_status status = context ? run_pass(call->agent, context, (uint64_t)args[1]->integer,
                                           call->deadline)
-                               : TD_ERR_INVALID;
+                               : TD_ERR_ABORTED;
     td__context_release(context);
     return status ? NULL : td_value_nil();
 }
@@ -400,14 +402,15 @@ static void fail_pass(struct td__grad_context *context, uint64_t number, td_stat
     free_pass(unused);
 }
 
-/* A context ends while its pass runs or waits to run: after a failure, td.context_end may overtake td.backward_fail. */
-static void end_pass(struct td__grad_context *context)
+/* A context ends while its pass runs or waits to run: its worker has gone, or td.context_end has overtaken
+ * td.backward_fail. */
+static void end_pass(struct td__grad_context *context, td_status status, const char *why)
 {
     pthread_mutex_lock(&context->lock);
     uint64_t number = context->pass ? context->pass->number : 0;
     pthread_mutex_unlock(&context->lock);
     if (number)
-        fail_pass(context, number, TD_ERR_ABORTED, "the context has ended");
+        fail_pass(context, number, status, why);
 }
 
 /* td.backward_fail(context: int, pass: int, text: text). */
@@ -453,7 +456,18 @@ static td_status seed(struct td__dist_pass *pass, td_tensor *const *roots, int c
     return TD_OK;
 }
 
-/* Waits for all futures; the first failure is the result. Joins their answers, where `part` is not NULL. */
+/* Takes over the error of a call that has failed, unless an earlier one names the cause: a worker that has gone makes
+ * calls to others fail as well. */
+static void note_failure(td_status *status, struct td__error *error)
+{
+    if (*status == TD_ERR_PEER)
+        return;
+    *status = td__error_status();
+    td__error_save(error);
+}
+
+/* Waits for all futures; the result is the failure that names the cause. Joins their answers, where `part` is not
+ * NULL. */
 static td_status await(td_future **futures, int count, struct td__rank_set *part, int limit)
 {
     td_status status = TD_OK;
@@ -462,10 +476,8 @@ static td_status await(td_future **futures, int count, struct td__rank_set *part
         TD_SCOPE;
         td_value *answer = td_future_wait(futures[i], 0);
         bool joined = answer && (!part || !join(answer, part, limit));
-        if (!joined && !status) {
-            status = td__error_status();
-            td__error_save(&error);
-        }
+        if (!joined)
+            note_failure(&status, &error);
     }
     return status ? td__error_restore(&error) : TD_OK;
 }
@@ -538,16 +550,34 @@ static td_status run_all(struct td__rpc_agent *agent, struct td__grad_context *c
     for (int i = 0; i < count; i++) {
         TD_SCOPE;
         bool ask = !status || td__future_is_complete(futures[i]);
-        if (ask && !td_future_wait(futures[i], 0)) {
-            status = td__error_status();
-            td__error_save(&error);
-        }
+        if (ask && !td_future_wait(futures[i], 0))
+            note_failure(&status, &error);
     }
     if (status)
         td__error_restore(&error);
     if (futures)
         release_all(futures, count);
     return status;
+}
+
+/* Another worker has aborted the pass, with the error at hand. If a worker that takes part has gone, that is why, and the
+ * failure detector of this one reports it soon. */
+static td_status name_gone(struct td__rpc_agent *agent, const struct td__rank_set *part)
+{
+    struct td__error error;
+    td__error_save(&error);
+    td__deadline deadline = td__deadline_in_ms(NOTICE_MS);
+    unsigned losses;
+    do {
+        losses = td__endpoint_losses(agent->endpoint);
+        for (int i = 0; i < part->count; i++) {
+            const char *reason = td__endpoint_exit_reason(agent->endpoint, part->at[i]);
+            if (reason)
+                return td_fail(TD_ERR_PEER, "td_dist_backward: worker \"%s\" %s",
+                               td__worker_name_of(agent, part->at[i]), reason);
+        }
+    } while (td__endpoint_await_loss(agent->endpoint, losses, deadline));
+    return td__error_restore(&error);
 }
 
 static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *context,
@@ -571,6 +601,8 @@ static td_status backward(struct td__rpc_agent *agent, struct td__grad_context *
         status = await(futures, asked, &part, agent->limit);
     if (!status)
         status = run_all(agent, context, number, &part);
+    if (status == TD_ERR_ABORTED)
+        status = name_gone(agent, &part);
     if (status && pass) {
         struct td__error error;
         td__error_save(&error);

@@ -4,13 +4,14 @@
 #include "autograd/engine.h"
 #include "base/fail.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,
                                   int count);
 
-void (*td__on_context_end)(struct td__grad_context *context);
+void (*td__on_context_end)(struct td__grad_context *context, td_status status, const char *why);
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
@@ -140,7 +141,7 @@ void td__context_lost(uint64_t id, int64_t timeout_ms)
         lost(id, timeout_ms);
 }
 
-void td__context_end(struct td__rpc_agent *agent, uint64_t id)
+static void end_context(struct td__rpc_agent *agent, uint64_t id, td_status status, const char *why)
 {
     pthread_mutex_lock(&agent->context_lock);
     struct td__map_node *node = td__map_find(&agent->contexts, (const char *)&id, sizeof id);
@@ -151,7 +152,7 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
         return;
     struct td__grad_context *context = TD__CONTAINER(node, struct td__grad_context, node);
     if (td__on_context_end)
-        td__on_context_end(context);
+        td__on_context_end(context, status, why);
     td__context_lost(id, agent->timeout_ms);
     struct td__rank_set reaches = td__context_reaches(context);
     for (int i = 0; i < reaches.count; i++)
@@ -159,6 +160,11 @@ void td__context_end(struct td__rpc_agent *agent, uint64_t id)
             send_end(agent, reaches.at[i], id);
     td__rank_set_free(&reaches);
     td__context_release(context);
+}
+
+void td__context_end(struct td__rpc_agent *agent, uint64_t id)
+{
+    end_context(agent, id, TD_ERR_ABORTED, "the context has ended");
 }
 
 /* A worker has gone: whether a context is to end. */
@@ -175,6 +181,13 @@ static bool is_lost(struct td__rpc_agent *agent, struct td__grad_context *contex
 
 void td__contexts_lost(struct td__rpc_agent *agent, int rank)
 {
+    char why[512] = "this worker shuts down";
+    if (rank >= 0) {
+        pthread_mutex_lock(&agent->lock);
+        snprintf(why, sizeof why, "worker \"%s\" %s", td__worker_name_of(agent, rank),
+                 td__worker(agent, rank)->why);
+        pthread_mutex_unlock(&agent->lock);
+    }
     for (;;) {
         uint64_t id = 0;
         pthread_mutex_lock(&agent->context_lock);
@@ -187,7 +200,7 @@ void td__contexts_lost(struct td__rpc_agent *agent, int rank)
         pthread_mutex_unlock(&agent->context_lock);
         if (!id)
             break;
-        td__context_end(agent, id);
+        end_context(agent, id, rank < 0 ? TD_ERR_ABORTED : TD_ERR_PEER, why);
     }
     pthread_mutex_lock(&agent->context_lock);
     if (!agent->contexts.size)

@@ -79,7 +79,8 @@ td_status td__dist_autograd_register(void);
 td_status td__dist_optimizer_register(void);
 
 /** What a context does at its end, and a recv node with the gradients of its outputs; set by dist_autograd.c. */
-extern void (*td__on_context_end)(struct td__grad_context *context); /* ends its backward pass */
+extern void (*td__on_context_end)(struct td__grad_context *context, td_status status,
+                                  const char *why); /* ends its backward pass */
 extern td_status (*td__on_recv_backward)(const struct td__recv_data *data, td_tensor *const *grads,
                                          int count);
 
