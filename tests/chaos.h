@@ -251,6 +251,9 @@ void rank_serves(struct rank *rank, bool last);
 int64_t rank_limit_ns(const struct plan *plan);
 void rank_noticed(struct rank *rank, int64_t took);
 
+/** Whether a sentence names "rank N", or has it in a list: "ranks 1, N have". */
+bool names_rank(const char *text, int rank);
+
 /** Waits until the victim has aborted its group; other ranks return at once. */
 void rank_await_abort(const struct rank *rank);
 

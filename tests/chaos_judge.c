@@ -8,8 +8,7 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* Whether the sentence names "rank N", or has it in a list: "ranks 1, N have". */
-static bool names_rank(const char *text, int rank)
+bool names_rank(const char *text, int rank)
 {
     for (const char *at = text; (at = strstr(at, "rank"));) {
         at += 4;

@@ -176,14 +176,12 @@ static void await_injection(struct rank *rank)
 static void judge_init(struct rank *rank, td_status status, int64_t since)
 {
     const char *message = td_last_error();
-    char victim[16];
     int64_t took = td__now_ns() - since;
-    snprintf(victim, sizeof victim, "rank %d", rank->plan->victim);
     if (rank->plan->fault != FAULT_EARLY || !atomic_load(&rank->page->fault_ns))
         rank_report(rank, "the world was not made: %s: %s", td_status_name(status), message);
     else if (status != TD_ERR_PEER && status != TD_ERR_TIMEOUT)
         rank_report(rank, "another status was due: %s: %s", td_status_name(status), message);
-    else if (!strstr(message, victim) &&
+    else if (!names_rank(message, rank->plan->victim) &&
              !(rank->plan->store == STORE_RANK_0 && rank->plan->victim == 0))
         rank_report(rank, "the victim is not named: %s: %s", td_status_name(status), message);
     else if (took > (EARLY_MS + 4000) * (int64_t)1000000 * slowness())

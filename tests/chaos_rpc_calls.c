@@ -126,6 +126,8 @@ static void land(struct lane_state *state, struct flight *flight)
     TD_SCOPE;
     if (!flight->future)
         return;
+    if (flight->call.async) /* it may have been complete for long */
+        flight->since = td__now_ns();
     if (flight->call.kind == CALL_CANCELLED) {
         td__sleep_ns((int64_t)(flight->call.key % 3000) * 1000);
         td_future_cancel(flight->future);

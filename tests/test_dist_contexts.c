@@ -3,6 +3,7 @@
 #include "runner.h"
 
 #include "base/clock.h"
+#include "peer/endpoint_internal.h"
 #include "rpc/grad_context.h"
 #include "rpc/lease.h"
 
@@ -12,6 +13,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { ELEMENTS = 4096, CONTEXTS = 1000, MORE_BYTES = 2 << 20 };
 
@@ -211,13 +213,14 @@ RANKS(a_worker_between_dies, .ranks = 3, .may_die = 1 << 1)
 struct backward {
     uint64_t context;
     td_tensor *loss;
+    const char *named;
 };
 
 static void *run_backward(void *arg)
 {
     struct backward *backward = arg;
     CHECK_FAILS(td_dist_backward(backward->context, &backward->loss, 1, NULL), TD_ERR_PEER,
-                "\"w2\"");
+                backward->named);
     return NULL;
 }
 
@@ -227,7 +230,7 @@ RANKS(a_worker_leaves_in_a_backward_pass, .ranks = 3)
     TD_SCOPE;
     begin();
     TD_DIST_AUTOGRAD(context);
-    struct backward backward = {.context = context};
+    struct backward backward = {.context = context, .named = "\"w2\""};
     pthread_t thread;
     if (td_test_rank() == 0) {
         td_value *y = td_rpc_sync("w2", "square", TD_ARGS(make_leaf()), NULL);
@@ -250,4 +253,55 @@ RANKS(a_worker_leaves_in_a_backward_pass, .ranks = 3)
     atomic_store(&go_on, true);
     if (td_test_rank() != 2)
         CHECK_OK(td_rpc_shutdown(NULL));
+}
+
+static _Atomic(struct td__incoming *) held_back;
+
+static bool hold_backward(struct td__rpc_agent *agent, struct td__incoming *incoming)
+{
+    (void)agent;
+    struct td__reader body = td__incoming_body(incoming);
+    struct td__span function = td__reader_string(&body, 4096);
+    bool holds = function.size == strlen("td.backward") &&
+                 !memcmp(function.data, "td.backward", function.size);
+    if (holds)
+        atomic_store(&held_back, incoming);
+    return holds;
+}
+
+/* "w2" learns that "w1" leaves, from which its calls came, and ends the context before its pass begins. */
+static void end_before_the_pass(void)
+{
+    CHECK_SOON(atomic_load(&held_back));
+    struct td__rpc_agent *agent = td__agent_hold();
+    td__presence_settle(agent->endpoint, 1, TD__LEFT, 0);
+    CHECK_SOON(count_contexts() == 1); /* its own */
+    td__serve_now(agent, atomic_load(&held_back));
+    td__agent_leave(agent);
+}
+
+/* The worker that runs the pass hears from "w2" that the context has ended before it knows that "w1" has left: the error
+ * names "w1" all the same. */
+RANKS(a_worker_between_leaves, .ranks = 3)
+{
+    TD_SCOPE;
+    begin();
+    TD_DIST_AUTOGRAD(context);
+    struct backward backward = {.context = context, .named = "\"w1\""};
+    pthread_t thread;
+    if (td_test_rank() == 2)
+        atomic_store(&td__serve_delay, hold_backward);
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        td_value *y = td_rpc_sync("w1", "square_there", TD_ARGS("w2", make_leaf(), 0), NULL);
+        CHECK(y);
+        backward.loss = td_sum(td_value_tensor(y));
+        CHECK_EQ(pthread_create(&thread, NULL, run_backward, &backward), 0);
+    } else if (td_test_rank() == 2) {
+        end_before_the_pass();
+    }
+    td_test_barrier();
+    if (td_test_rank() == 0)
+        pthread_join(thread, NULL);
+    CHECK_OK(td_rpc_shutdown(&(td_rpc_shutdown_options){.now = td_test_rank() == 1}));
 }

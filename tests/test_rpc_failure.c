@@ -3,6 +3,8 @@
 #include "rpc_world.h"
 
 #include "base/clock.h"
+#include "peer/endpoint_internal.h"
+#include "os/process.h"
 #include "rpc/rpc_agent.h"
 
 #include <pthread.h>
@@ -97,6 +99,52 @@ ALL_WAYS(stopped, .ranks = 4)
         CHECK_PROMPT(since);
         td_test_kill(3, SIGCONT);
         CHECK_EQ(rpc_int("w3", "add", TD_ARGS(1)), 11);
+    }
+    rpc_end();
+}
+
+static int count_links(int rank)
+{
+    int count = 0;
+    struct td__rpc_agent *agent = td__agent_hold();
+    CHECK(agent);
+    pthread_mutex_lock(&agent->lock);
+    for (uint64_t i = 0; i < agent->id_count; i++)
+        count += agent->by_id[i] && agent->by_id[i]->rank == rank;
+    pthread_mutex_unlock(&agent->lock);
+    td__agent_leave(agent);
+    return count;
+}
+
+static void report_cut_off(int rank)
+{
+    struct td__rpc_agent *agent = td__agent_hold();
+    CHECK(agent);
+    td__presence_settle(agent->endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
+    td__agent_leave(agent);
+}
+
+/* The failure detector reports a worker whose connections do not end: its links do, and keep no messages. */
+ALL_WAYS(cut_off, .ranks = 4, .may_die = 8)
+{
+    TD_SCOPE;
+    rpc_begin(&far);
+    if (td_test_rank() < 3)
+        CHECK_EQ(rpc_int("w3", "add", TD_ARGS(1)), 11);
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        td_test_kill(3, SIGSTOP);
+        int64_t since = td__now_ns();
+        td_tensor *x = td_full(TD_SHAPE(1 << 20), 1, TD_F32, NULL);
+        td_future *lost = td_rpc_async("w3", "echo", TD_ARGS(x), NULL);
+        CHECK(count_links(3) > 0);
+        report_cut_off(3);
+        rpc_check_failed(lost, TD_ERR_PEER, "echo() on worker \"w3\": it does not answer");
+        CHECK_SOON(!count_links(3));
+        rpc_check_fails("w3", "add", TD_ARGS(1), NULL, TD_ERR_PEER, "does not answer any more");
+        CHECK_EQ(rpc_int("w1", "add", TD_ARGS(1)), 11);
+        CHECK_PROMPT(since);
+        td_test_kill(3, SIGKILL);
     }
     rpc_end();
 }

@@ -7,6 +7,7 @@
 #include "rpc/rpc_agent.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -159,6 +160,46 @@ RANKS(a_borrowed_tensor_goes_to_another_host, .ranks = 4, .arg = &mixed)
     td_test_barrier();
     if (td_test_rank() == 1) {
         CHECK_SOON(boxes_leases() == 0);
+        CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
+    }
+    td_test_barrier();
+    boxes_end();
+}
+
+static td_value *leases_of(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    return td_value_from_int(boxes_leases());
+}
+
+static bool lends_nothing(const char *worker)
+{
+    TD_SCOPE;
+    return boxes_int(td_rpc_sync(worker, "leases", TD_NO_ARGS, NULL)) == 0;
+}
+
+/* The same for one that requires grad, to a worker that does not acknowledge it. */
+RANKS(a_borrowed_tensor_that_requires_grad_waits_in_a_message, .ranks = 4, .arg = &mixed)
+{
+    TD_SCOPE;
+    CHECK_OK(td_rpc_register("leases()", leases_of, NULL));
+    begin();
+    if (td_test_rank() == 1)
+        CHECK(td_rpc_sync("w1", "keep", TD_ARGS(td_full(TD_SHAPE(4096), 3, TD_F32, NULL)), NULL));
+    td_test_barrier();
+    if (td_test_rank() == 0) {
+        CHECK_EQ(boxes_int(td_rpc_sync("w2", "echo", TD_ARGS(1), NULL)), 1);
+        td_test_kill(2, SIGSTOP);
+        {
+            TD_SCOPE;
+            TD_DIST_AUTOGRAD(context);
+            td_value *borrowed = td_rpc_sync("w1", "kept", TD_NO_ARGS, NULL);
+            CHECK(!lends_nothing("w1"));
+            CHECK_OK(td_tensor_set_requires_grad(td_value_tensor(borrowed), true));
+            CHECK(td_rpc_async("w2", "echo", TD_ARGS(borrowed), NULL));
+        }
+        CHECK_SOON(lends_nothing("w1"));
+        td_test_kill(2, SIGCONT);
         CHECK(td_rpc_sync("w1", "drop", TD_NO_ARGS, NULL));
     }
     td_test_barrier();

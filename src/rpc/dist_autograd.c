@@ -14,10 +14,14 @@
 
 #include <tandem/dist_autograd.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NOTICE_MS = 1000 }; /* for the failure detector to report a worker */
+enum {
+    NOTICE_MS = 3000, /* until it is known here that a worker has died or left */
+    LOOK_NS = 1000000,
+};
 
 /* The pass of a context on this worker. With the context's lock held, except `pass` in the thread that runs it. */
 struct td__dist_pass {
@@ -560,23 +564,38 @@ static td_status run_all(struct td__rpc_agent *agent, struct td__grad_context *c
     return status;
 }
 
-/* Another worker has aborted the pass, with the error at hand. If a worker that takes part has gone, that is why, and the
- * failure detector of this one reports it soon. */
+/* The first worker of those that take part that has gone, and how; -1: none. */
+static int find_gone(struct td__rpc_agent *agent, const struct td__rank_set *part, char *why,
+                     size_t size)
+{
+    int gone = -1;
+    pthread_mutex_lock(&agent->lock);
+    for (int i = 0; i < part->count && gone < 0; i++) {
+        const struct td__rpc_worker *worker = td__worker(agent, part->at[i]);
+        if (!worker || !worker->gone)
+            continue;
+        gone = part->at[i];
+        snprintf(why, size, "%s", worker->why);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return gone;
+}
+
+/* Another worker has aborted the pass, with the error at hand. If a worker that takes part has died or left, that is why,
+ * and this one knows it soon. */
 static td_status name_gone(struct td__rpc_agent *agent, const struct td__rank_set *part)
 {
     struct td__error error;
     td__error_save(&error);
     td__deadline deadline = td__deadline_in_ms(NOTICE_MS);
-    unsigned losses;
     do {
-        losses = td__endpoint_losses(agent->endpoint);
-        for (int i = 0; i < part->count; i++) {
-            const char *reason = td__endpoint_exit_reason(agent->endpoint, part->at[i]);
-            if (reason)
-                return td_fail(TD_ERR_PEER, "td_dist_backward: worker \"%s\" %s",
-                               td__worker_name_of(agent, part->at[i]), reason);
-        }
-    } while (td__endpoint_await_loss(agent->endpoint, losses, deadline));
+        char why[256];
+        int rank = find_gone(agent, part, why, sizeof why);
+        if (rank >= 0)
+            return td_fail(TD_ERR_PEER, "td_dist_backward: worker \"%s\" %s",
+                           td__worker_name_of(agent, rank), why);
+        td__sleep_ns(LOOK_NS);
+    } while (!td__deadline_passed(deadline));
     return td__error_restore(&error);
 }
 
@@ -647,59 +666,7 @@ td_status td_dist_backward(uint64_t id, td_tensor *const *roots, int count,
     return status;
 }
 
-/* ---- Contexts -------------------------------------------------------------------------------- */
-
-static _Thread_local uint64_t outer_contexts[16];
-static _Thread_local int depth;
-
-uint64_t td_dist_autograd_begin(void)
-{
-    struct td__rpc_agent *agent = td__agent_enter(__func__);
-    if (!agent)
-        return 0;
-    uint64_t id = td__rref_new_id(agent);
-    struct td__grad_context *context = td__context_find(agent, id, true);
-    if (context && depth < (int)(sizeof outer_contexts / sizeof outer_contexts[0])) {
-        outer_contexts[depth++] = td__current_context;
-        td__current_context = id;
-    } else {
-        td__context_end(agent, id);
-        if (context)
-            td_fail(TD_ERR_INVALID, "td_dist_autograd_begin: contexts are nested too deep");
-        id = 0;
-    }
-    td__context_release(context);
-    td__agent_leave(agent);
-    return id;
-}
-
-void td_dist_autograd_end(uint64_t *id)
-{
-    if (!id || !*id)
-        return;
-    if (td__current_context == *id && depth > 0)
-        td__current_context = outer_contexts[--depth];
-    struct td__rpc_agent *agent = td__agent_hold();
-    if (agent)
-        td__context_end(agent, *id);
-    td__agent_leave(agent);
-    *id = 0;
-}
-
-uint64_t td_dist_autograd_current(void)
-{
-    return td__current_context;
-}
-
-td_tensor *td_dist_autograd_grad(uint64_t id, td_tensor *leaf)
-{
-    struct td__rpc_agent *agent = td__agent_hold();
-    struct td__grad_context *context = agent && leaf ? td__context_find(agent, id, false) : NULL;
-    td_tensor *grad = context ? td__context_grad(context, leaf) : NULL;
-    td__context_release(context);
-    td__agent_leave(agent);
-    return td__adopt(grad);
-}
+/* ---- Functions ------------------------------------------------------------------------------- */
 
 td_status td__dist_autograd_register(void)
 {

@@ -105,6 +105,17 @@ static bool take_lead(struct td__rpc_agent *agent, bool take_over)
     return true;
 }
 
+static void forget(struct td__rpc_agent *agent, struct td__rpc_link *link)
+{
+    if (!link->local)
+        atomic_fetch_sub(&agent->socket_links, 1);
+    epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_DEL, link->fd, NULL);
+    pthread_mutex_lock(&agent->lock);
+    agent->by_id[link->id] = NULL;
+    pthread_mutex_unlock(&agent->lock);
+    td__agent_link_ended(link);
+}
+
 static bool add_links(struct td__rpc_agent *agent)
 {
     struct td__rpc_link *link = atomic_exchange(&agent->new_links, NULL), *next;
@@ -115,7 +126,7 @@ static bool add_links(struct td__rpc_agent *agent)
             int capacity = agent->link_capacity ? 2 * agent->link_capacity : 16;
             struct td__rpc_link **links = realloc(agent->links, sizeof *links * (size_t)capacity);
             if (!links) {
-                td__agent_link_ended(link);
+                forget(agent, link);
                 continue;
             }
             agent->links = links;
@@ -124,17 +135,6 @@ static bool add_links(struct td__rpc_agent *agent)
         agent->links[agent->link_count++] = link;
     }
     return added;
-}
-
-static void forget(struct td__rpc_agent *agent, struct td__rpc_link *link)
-{
-    if (!link->local)
-        atomic_fetch_sub(&agent->socket_links, 1);
-    epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_DEL, link->fd, NULL);
-    pthread_mutex_lock(&agent->lock);
-    agent->by_id[link->id] = NULL;
-    pthread_mutex_unlock(&agent->lock);
-    td__agent_link_ended(link);
 }
 
 /* The socket of a link has ended, its worker perhaps not: nothing is read until it has another one. False if there will
@@ -177,14 +177,17 @@ static bool poll_all(struct td__rpc_agent *agent)
         found |= poll_sockets(agent);
     for (int i = 0; i < agent->link_count; i++) {
         struct td__rpc_link *link = agent->links[i];
-        if (atomic_load_explicit(&link->suspended, memory_order_acquire)) {
-            if (atomic_load(&link->dead)) {
-                agent->links[i--] = agent->links[--agent->link_count];
-                forget(agent, link);
-                found = true;
-            }
+        bool suspended = atomic_load_explicit(&link->suspended, memory_order_acquire);
+        if (atomic_load_explicit(&link->dead, memory_order_relaxed)) {
+            if (!suspended)
+                td__link_read(link); /* what has come before its worker was lost */
+            agent->links[i--] = agent->links[--agent->link_count];
+            forget(agent, link);
+            found = true;
             continue;
         }
+        if (suspended)
+            continue;
         bool hup = atomic_load_explicit(&link->hup, memory_order_relaxed);
         if (hup)
             atomic_store(&link->hup, false);
@@ -213,11 +216,10 @@ static bool has_news(struct td__rpc_agent *agent)
 {
     for (int i = 0; i < agent->link_count; i++) {
         struct td__rpc_link *link = agent->links[i];
-        if (atomic_load(&link->suspended)) {
-            if (atomic_load(&link->dead))
-                return true;
+        if (atomic_load(&link->dead))
+            return true;
+        if (atomic_load(&link->suspended))
             continue;
-        }
         if (atomic_load(&link->hup))
             return true;
         if (link->local && (td__byte_ring_has_bytes(&link->rings.in) || td__link_has_room(link)))

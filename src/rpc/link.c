@@ -151,6 +151,7 @@ static td_status add(struct td__rpc_link *link)
     if (added) {
         link->id = agent->id_count++;
         agent->by_id[link->id] = link;
+        atomic_store(&link->dead, td__worker(agent, link->rank)->gone);
     }
     pthread_mutex_unlock(&agent->lock);
     if (!added)

@@ -142,6 +142,15 @@ struct td__message *td__message_create(struct td__rpc_agent *agent, int to, bool
     return message;
 }
 
+static void drop_recorded(struct td__message *message)
+{
+    for (int i = 0; i < message->recorded_count; i++)
+        td_tensor_release(message->recorded[i]);
+    free(message->recorded);
+    message->recorded = NULL;
+    message->recorded_count = 0;
+}
+
 void td__message_free(struct td__message *message)
 {
     if (!message)
@@ -158,9 +167,7 @@ void td__message_free(struct td__message *message)
     }
     for (uint32_t i = 0; !sent && i < message->rref_count; i++)
         td__rref_take_back(message->agent, message->to, &message->rrefs[i]);
-    for (int i = 0; i < message->recorded_count; i++)
-        td_tensor_release(message->recorded[i]);
-    free(message->recorded);
+    drop_recorded(message);
     free(message->tensors);
     free(message->rrefs);
     td__buffer_free(&message->bytes);
@@ -310,6 +317,7 @@ td_status td__message_seal(struct td__message *message, struct td__message_heade
     size_t records = message->record_bytes.size, body = message->bytes.size - TD__HEADER_SIZE;
     if (header->context)
         TD_TRY(td__context_send(message, header));
+    drop_recorded(message); /* it may wait for long, and they may be lent by another worker */
     if (records + body > max || records + body > UINT32_MAX)
         return td_fail(TD_ERR_INVALID,
                        "the values of a call have %zu bytes without their tensors; the limit is "

@@ -77,7 +77,7 @@ struct td__rpc_link {
 
     atomic_bool
         suspended; /* it waits for another socket: not read, by the thread that leads or any other */
-    atomic_bool dead; /* there will be none */
+    atomic_bool dead; /* there will be none, or its worker has gone: it ends */
     pthread_mutex_t resume_lock;
     uint32_t attempts; /* to resume it, under resume_lock */
 

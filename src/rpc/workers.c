@@ -260,6 +260,16 @@ static struct td__message *take_waiting(struct td__rpc_worker *worker)
     return message;
 }
 
+/* Ends all links to a worker that has gone. The sockets of one that is cut off do not end by themselves for long, and
+ * meanwhile the link would keep the messages that were not acknowledged, and their tensors. With the lock held. */
+static void end_links(struct td__rpc_agent *agent, int rank)
+{
+    for (uint64_t i = 0; i < agent->id_count; i++)
+        if (agent->by_id[i] && agent->by_id[i]->rank == rank)
+            atomic_store(&agent->by_id[i]->dead, true);
+    td__io_wake(agent);
+}
+
 /* A worker has ended or left: fails all that waits for it. */
 static void lose(struct td__rpc_agent *agent, int rank, const char *why)
 {
@@ -270,6 +280,7 @@ static void lose(struct td__rpc_agent *agent, int rank, const char *why)
     if (!worker->gone)
         snprintf(worker->why, sizeof worker->why, "%s", why);
     worker->gone = true;
+    end_links(agent, rank);
     pthread_mutex_unlock(&agent->lock);
     td__messages_free(message);
     snprintf(text, sizeof text, "it %s", why);
