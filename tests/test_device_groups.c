@@ -1,7 +1,8 @@
 /* Process groups on tensors of an accelerator: every call gives the bits that it gives on the host, staged by the native
- * backend or carried out by a backend of the program; works and streams; backends for kinds of devices; failures. */
+ * backend or carried out by a blocking one; works and streams; failures. */
 #include "base/fail.h"
 #include "runner.h"
+#include "toy_backend.h"
 #include "toy_device.h"
 
 #include <tandem/tandem.h>
@@ -383,181 +384,83 @@ RANKS(messages_stay_in_order, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* ---- Backends of kinds ---------------------------------------------------------------------------- */
+/* ---- Other backends ------------------------------------------------------------------------------- */
 
-/* One that starts calls: of all_reduce, which it makes of one rank's tensor, doubling nothing: it fills with the number
- * of ranks. Everything else it does not have. */
-static atomic_int submitted, batches, created;
+/* One that blocks and takes memory of the toy accelerator: the toy backend, on copies in host memory. It has no uneven
+ * parts, so that the group layer pads them, on the device. */
+struct blocking_copies {
+    td_call call;
+    size_t in, out; /* bytes */
+};
 
-static td_status mine_create(const td_backend_context *context, void *arg, void **self)
+static struct blocking_copies copies_of(const td_call *call, int size)
 {
-    (void)arg;
-    created++;
-    *self = (void *)context;
-    return TD_OK;
+    size_t one = call->count * td_dtype_size(call->dtype), all = one * (size_t)size;
+    bool gathers = call->kind == TD_OP_ALL_GATHER, scatters = call->kind == TD_OP_REDUCE_SCATTER;
+    struct blocking_copies copies = {
+        .call = *call, .in = scatters ? all : one, .out = gathers ? all : one};
+    copies.call.device = NULL;
+    copies.call.stream = NULL;
+    copies.call.input = malloc(copies.in + 1);
+    copies.call.output = malloc(copies.out + 1);
+    return copies;
 }
 
-static void mine_destroy(void *self)
+static td_collective_fn slot_of(td_op_kind kind)
 {
-    (void)self;
-    created--;
+    const td_backend_ops *ops = toy_backend_ops();
+    return kind == TD_OP_ALL_GATHER       ? ops->all_gather
+           : kind == TD_OP_REDUCE_SCATTER ? ops->reduce_scatter
+                                          : ops->all_reduce;
 }
 
-static td_status mine_submit(void *self, const td_call *call, td_work *work)
+static td_status run_blocking(void *self, const td_call *call)
 {
-    const td_backend_context *context = self;
-    if (call->kind != TD_OP_ALL_REDUCE && call->kind < TD_OP_SEND)
-        return td_fail(TD_ERR_UNSUPPORTED, "mine has no %s", td_op_kind_name(call->kind));
-    CHECK(call->device && call->stream);
-    submitted++;
-    const td_device_ops *ops = toy_ops();
-    if (call->kind == TD_OP_ALL_REDUCE)
-        TD_TRY(ops->fill(td_device_self(call->device), td_stream_self(call->stream), call->output,
-                         (unsigned char)context->size, call->count));
-    td_work_complete(work, TD_OK, call->peer, 0);
-    return TD_OK;
+    if (!call->device)
+        return slot_of(call->kind)(self, call);
+    CHECK(!call->input_counts);
+    struct blocking_copies copies = copies_of(call, td_get_world_size(NULL));
+    void *device = td_device_self(call->device), *stream = td_stream_self(call->stream);
+    CHECK_OK(toy_ops()->copy_out(device, stream, (void *)copies.call.input, call->input, copies.in,
+                                 false));
+    CHECK_OK(td_stream_synchronize(call->stream));
+    td_status status = slot_of(call->kind)(self, &copies.call);
+    if (!status)
+        CHECK_OK(toy_ops()->copy_in(device, stream, call->output, copies.call.output, copies.out,
+                                    false));
+    free((void *)copies.call.input);
+    free(copies.call.output);
+    return status;
 }
 
-static td_status mine_begin(void *self)
+RANKS(a_blocking_backend_on_a_device, .ranks = 3, .deadline_s = 60)
 {
-    (void)self;
-    batches++;
-    return TD_OK;
-}
-
-static td_status mine_end(void *self)
-{
-    (void)self;
-    batches += 100;
-    return TD_OK;
-}
-
-static const char *const mine_devices[] = {"toy", NULL};
-static const td_backend_ops mine = {.create = mine_create,
-                                    .destroy = mine_destroy,
-                                    .submit = mine_submit,
-                                    .batch_begin = mine_begin,
-                                    .batch_end = mine_end,
-                                    .devices = mine_devices};
-
-static void use_mine(td_group *group)
-{
-    TD_SCOPE;
-    td_tensor *x = td_zeros(TD_SHAPE(7), TD_U8, toy()), *y = td_ones(TD_SHAPE(7), TD_I32, NULL);
-    td_work *works[2] = {0};
-    int before = submitted, peer = 1 - td_get_rank(NULL);
-    CHECK_OK(td_all_reduce(x, TD_SUM, group, NULL));
-    CHECK_OK(td_all_reduce(x, TD_SUM, group, &works[0]));
-    CHECK_OK(td_work_synchronize(works[0], 0));
-    td_work_release(works[0]);
-    CHECK_EQ(submitted, before + 2);
-    CHECK_EQ(td_item(td_select(x, 0, 6)), 2);
-    CHECK_FAILS(td_broadcast(x, 0, group, NULL), TD_ERR_UNSUPPORTED, "mine has no broadcast");
-    td_p2p_op ops[2] = {{TD_P2P_ISEND, x, peer, 0, group, {0}},
-                        {TD_P2P_IRECV, x, peer, 0, group, {0}}};
-    batches = 0;
-    CHECK_OK(td_batch_isend_irecv(ops, 2, works));
-    CHECK_EQ(batches, 101);
-    CHECK_OK(td_work_wait_all(works, 2, 0));
-    td_work_release(works[0]);
-    td_work_release(works[1]);
-    CHECK_OK(td_all_reduce(y, TD_SUM, group, NULL)); /* the host's */
-    CHECK_EQ(td_item(td_select(y, 0, 6)), 2);
-    CHECK_OK(td_barrier(group, NULL));
-}
-
-RANKS(a_backend_for_each_kind, .ranks = 2)
-{
-    CHECK_OK(toy_register());
-    CHECK_OK(td_register_backend("mine", &mine, NULL));
-    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "cpu:native,toy:mine"}));
-    CHECK_STR(td_get_backend(NULL), "cpu:native,toy:mine");
-    CHECK_EQ(created, 1);
-    use_mine(NULL);
-    td_group *group;
-    CHECK_OK(td_new_group(NULL, 0, NULL, &group));
-    CHECK_EQ(created, 2);
-    use_mine(group);
-    CHECK_OK(td_group_destroy(group));
-    CHECK_EQ(created, 1);
-    CHECK_OK(td_group_split(NULL, 0, 0, NULL, &group));
-    use_mine(group);
-    td_group *rest;
-    CHECK_OK(td_group_shrink(group, NULL, &rest));
-    CHECK_STR(td_get_backend(rest), "cpu:native,toy:mine");
-    use_mine(rest);
-    CHECK_OK(td_destroy_process_group());
-    CHECK_EQ(created, 0);
-    CHECK_OK(td_group_destroy(group));
-    CHECK_OK(td_group_destroy(rest));
-}
-
-RANKS(a_backend_by_its_name, .ranks = 2)
-{
-    CHECK_OK(toy_register());
-    CHECK_OK(td_register_backend("mine", &mine, NULL));
-    CHECK_OK(
-        td_init_process_group(&(td_init_options){.backend = "mine"})); /* the host has native */
-    CHECK_STR(td_get_backend(NULL), "mine");
-    use_mine(NULL);
-    CHECK_OK(td_destroy_process_group());
-    begin(NULL); /* it is registered for the kind */
-    CHECK_STR(td_get_backend(NULL), "native");
-    use_mine(NULL);
+    static const char *const kinds[] = {"cpu", "toy", NULL};
+    static const op_fn ops[] = {all_reduce,     all_gather,      all_gather_in_place,
+                                reduce_scatter, all_gather_list, reduce_scatter_list};
+    td_backend_ops blocking = *toy_backend_ops();
+    blocking.all_reduce = blocking.all_gather = blocking.reduce_scatter = run_blocking;
+    blocking.devices = kinds;
+    CHECK_OK(td_register_backend("blocking", &blocking, NULL));
+    begin("blocking");
+    CHECK_STR(td_get_backend(NULL), "blocking");
+    for (int i = 0; i < 12; i++)
+        check_same(ops[i % 6],
+                   &(struct shape){.count = i < 6 ? 101 : 4, .dtype = TD_F32, .async = i % 2});
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(a_default_that_differs, .ranks = 2)
+/* The works of staged messages are not those of the host's backend. */
+RANKS(another_backend_for_the_host, .ranks = 2, .deadline_s = 60)
 {
-    if (td_test_rank() == 0)
-        CHECK_OK(td_register_backend("mine", &mine, NULL));
-    begin(NULL);
-    td_tensor *x = td_zeros(TD_SHAPE(7), TD_U8, toy());
-    if (td_test_rank() == 0) {
-        CHECK_OK(td_all_reduce(x, TD_SUM, NULL, NULL));
-        CHECK_OK(td_barrier(NULL, NULL));
-    } else {
-        CHECK_OK(td_barrier(NULL, NULL));
-        CHECK_FAILS(td_all_reduce(x, TD_SUM, NULL, NULL), TD_ERR_MISMATCH,
-                    "has backend \"native\" for toy, but another rank has \"mine\"");
-    }
-    td_tensor_release(x);
-    td_destroy_process_group(); /* the ranks have made different calls */
-}
-
-TEST(lists_that_are_none)
-{
-    CHECK_OK(toy_register());
-    static const char *const bad[][2] = {
-        {"cpu:native,", "an entry is empty"},
-        {"native,tcp", "an entry has no kind of device"},
-        {"cpu:,toy:native", "an entry has no backend"},
-        {":native", "an entry has no kind"},
-        {"cpu:native,cpu:tcp", "names the kind cpu twice"},
-        {"cpu:native,quantum:native", "\"quantum\" is not known"},
-        {"cpu:native,toy:nothing", "there is no backend \"nothing\""},
-        {"cpu:tcp,toy:native", "cannot have both \"tcp\" and \"native\""},
-        {"cpu:a:b", "an entry is not a kind and a name"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        CHECK_FAILS(td_init_process_group(&(td_init_options){.backend = bad[i][0]}), TD_ERR_INVALID,
-                    bad[i][1]);
-}
-
-static const td_backend_ops host_only = {.create = mine_create, .destroy = mine_destroy};
-
-TEST(a_kind_without_a_backend)
-{
-    CHECK_OK(toy_register());
-    CHECK_OK(td_register_backend("host-only", &host_only, NULL));
-    CHECK_FAILS(td_init_process_group(&(td_init_options){.backend = "cpu:native,toy:host-only"}),
-                TD_ERR_INVALID, "\"host-only\" does not take memory of toy, but of cpu");
-    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "host-only"}));
-    td_tensor *x = td_zeros(TD_SHAPE(7), TD_F32, toy());
-    CHECK_FAILS(td_all_reduce(x, TD_SUM, NULL, NULL), TD_ERR_INVALID,
-                "no backend of group \"world\" takes memory of the kind toy");
-    CHECK_CONTAINS(td_last_error(), "\"cpu:host-only,toy:native\" would take it");
-    td_tensor_release(x);
+    CHECK_OK(toy_backend_register());
+    begin("cpu:toy,toy:native");
+    check_all(1001, TD_F32, false, true);
+    check_all(300001, TD_F32, false, false);
+    CHECK_OK(td_destroy_process_group());
+    begin("cpu:toy,*:native");
+    CHECK_STR(td_get_backend(NULL), "cpu:toy,*:native");
+    check_all(33, TD_F32, true, true);
     CHECK_OK(td_destroy_process_group());
 }
 
@@ -581,6 +484,30 @@ RANKS(different_calls_on_devices, .ranks = 2)
     CHECK_FAILS(td_all_reduce(x, TD_SUM, NULL, NULL), TD_ERR_MISMATCH, "call on a device");
     td_tensor_release(x);
     td_destroy_process_group();
+}
+
+/* The places of both ranks are named. */
+static void check_places(const char *backend, int64_t count)
+{
+    begin(backend);
+    int rank = td_get_rank(NULL);
+    td_tensor *x = td_zeros((int64_t[]){count}, 1, TD_F32, rank ? toy() : NULL);
+    CHECK_FAILS(td_all_reduce(x, TD_SUM, NULL, NULL), TD_ERR_MISMATCH,
+                "every rank must pass host memory, or every rank that of a device");
+    CHECK_CONTAINS(td_last_error(), "in host memory");
+    CHECK_CONTAINS(td_last_error(), "as a piece of a call on a device");
+    CHECK_CONTAINS(td_last_error(), "rank 0");
+    CHECK_CONTAINS(td_last_error(), "rank 1");
+    td_tensor_release(x);
+    td_destroy_process_group();
+}
+
+RANKS(the_host_on_one_rank_a_device_on_another, .ranks = 2)
+{
+    check_places("native", 7);
+    check_places("native", 700000);
+    check_places("tcp", 7);
+    check_places("tcp", 700000);
 }
 
 RANKS(a_rank_that_dies, .ranks = 2, .may_die = 1 << 1)

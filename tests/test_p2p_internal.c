@@ -71,7 +71,7 @@ static td_work *post(struct two *two, int rank, td_op_kind kind, void *data, siz
                     .timeout_ms = timeout_ms};
     td_work *work = td__work_create(NULL, &call);
     CHECK(work);
-    td_status status = td__p2p_post(two->p2p[rank], &call, work, &work->complete);
+    td_status status = td__p2p_post(two->p2p[rank], &call, work, &work->complete, NULL);
     if (status)
         td_work_complete(work, status, -1, 0);
     return work;
@@ -150,6 +150,138 @@ TEST(streamed)
             free(in);
         }
     close_two(&two);
+}
+
+/* ---- In pieces ------------------------------------------------------------------------------- */
+
+enum { PIECE = 1 << 20, STREAM_SIZE = 3 * PIECE + 12345 };
+
+/* What has arrived, as it is reported. */
+struct consumer {
+    struct td__p2p_stream stream;
+    const unsigned char *data;
+    unsigned seed;
+    atomic_size_t reported;
+    int calls;
+};
+
+static void consume(struct td__p2p_stream *stream, size_t bytes)
+{
+    struct consumer *consumer = (struct consumer *)stream;
+    CHECK(bytes > consumer->reported);
+    if (bytes / PIECE > consumer->reported / PIECE)
+        check_filled(consumer->data, bytes, consumer->seed);
+    consumer->reported = bytes;
+    consumer->calls++;
+}
+
+static void advance_both(struct two *two)
+{
+    td__p2p_progress(two->p2p[0], NULL, 1, 0);
+    td__p2p_progress(two->p2p[1], NULL, 0, 0);
+}
+
+static td_work *post_stream(struct two *two, int rank, td_op_kind kind, void *data, size_t size,
+                            struct td__p2p_stream *stream)
+{
+    td_call call = {.kind = kind,
+                    .input = data,
+                    .output = data,
+                    .count = size,
+                    .dtype = TD_U8,
+                    .peer = 1 - rank,
+                    .tag = 3,
+                    .timeout_ms = 60000};
+    td_work *work = td__work_create(NULL, &call);
+    CHECK_OK(td__p2p_post(two->p2p[rank], &call, work, &work->complete, stream));
+    return work;
+}
+
+/* The receiver has the first pieces before the sender has the last ones. The rest is not touched by either side: it is
+ * not there yet. */
+static void check_stream(struct two *two, bool consumes, bool late)
+{
+    unsigned char *out = malloc(STREAM_SIZE), *whole = malloc(STREAM_SIZE),
+                  *in = calloc(1, STREAM_SIZE);
+    struct td__p2p_stream producer = {.ready = PIECE};
+    struct consumer consumer = {.stream.arrived = consume, .data = in, .seed = 5};
+    struct td__p2p_stream *stream = consumes ? &consumer.stream : NULL;
+    fill(whole, STREAM_SIZE, 5);
+    memcpy(out, whole, PIECE);
+    td_work *recv = late ? NULL : post_stream(two, 1, TD_OP_RECV, in, STREAM_SIZE, stream);
+    td_work *send = post_stream(two, 0, TD_OP_SEND, out, STREAM_SIZE, &producer);
+    if (late)
+        recv = post_stream(two, 1, TD_OP_RECV, in, STREAM_SIZE, stream);
+    if (consumes)
+        while (consumer.reported < PIECE)
+            advance_both(two);
+    for (size_t ready = PIECE; ready < STREAM_SIZE;) {
+        size_t more = STREAM_SIZE - ready < PIECE ? STREAM_SIZE - ready : PIECE;
+        memcpy(out + ready, whole + ready, more);
+        CHECK(!atomic_load(&send->complete) && !atomic_load(&recv->complete));
+        td__p2p_supply(two->p2p[0], &producer, ready += more);
+        while (consumes && ready < STREAM_SIZE && consumer.reported < ready)
+            advance_both(two);
+    }
+    CHECK_OK(outcome(two, recv));
+    CHECK_OK(outcome(two, send));
+    CHECK(!producer.post && (!consumes || consumer.calls >= 3));
+    check_filled(in, STREAM_SIZE, 5);
+    free(out);
+    free(whole);
+    free(in);
+}
+
+/* The device of the sender fails after a piece. A later message arrives, unless the link had to be closed. */
+static void check_failing_stream(struct two *two, bool closes)
+{
+    unsigned char *out = calloc(1, STREAM_SIZE), *in = calloc(1, STREAM_SIZE), byte = 7;
+    struct td__p2p_stream producer = {.ready = PIECE};
+    struct consumer consumer = {.stream.arrived = consume, .data = in, .seed = 5};
+    fill(out, STREAM_SIZE, 5);
+    td_work *recv = post_stream(two, 1, TD_OP_RECV, in, STREAM_SIZE, &consumer.stream);
+    td_work *send = post_stream(two, 0, TD_OP_SEND, out, STREAM_SIZE, &producer);
+    while (consumer.reported < PIECE)
+        advance_both(two);
+    td__p2p_fail_stream(two->p2p[0], &producer, td_fail(TD_ERR_SYSTEM, "the device has failed"));
+    CHECK(!producer.post);
+    td__p2p_supply(two->p2p[0], &producer, STREAM_SIZE); /* as its thread may, too late */
+    CHECK_FAILS(outcome(two, send), closes ? TD_ERR_PEER : TD_ERR_SYSTEM, "device");
+    CHECK_FAILS(outcome(two, recv), TD_ERR_PEER, closes ? "rank 0" : "the sender cancelled");
+    if (!closes) {
+        CHECK_OK(send_from(two, 0, &byte, 1, 3));
+        CHECK_OK(recv_at(two, 1, in, 1, 3));
+        CHECK_EQ(in[0], 7);
+    }
+    free(out);
+    free(in);
+}
+
+static void check_streams(bool shared, int readable)
+{
+    struct two two;
+    open_two(&two, shared);
+    for (int i = 0; i < 4; i++) {
+        two.p2p[1]->peers[0].readable = (signed char)readable;
+        check_stream(&two, i % 2, i / 2);
+    }
+    check_failing_stream(&two, !shared);
+    close_two(&two);
+}
+
+TEST(in_pieces)
+{
+    check_streams(true, 1);
+}
+
+TEST(in_pieces_through_the_ring)
+{
+    check_streams(true, -1);
+}
+
+TEST(in_pieces_over_a_link)
+{
+    check_streams(false, 0);
 }
 
 /* ---- Without a work -------------------------------------------------------------------------- */
@@ -302,7 +434,8 @@ static void check_nonsense(const struct nonsense *nonsense)
     CHECK_FAILS(outcome(&two, work), TD_ERR_PEER, nonsense->exit_reason);
     CHECK_CONTAINS(td_last_error(), "rank 1 (on ");
     td_call later = {.kind = TD_OP_SEND, .dtype = TD_U8, .peer = 1, .timeout_ms = 1000};
-    CHECK_FAILS(td__p2p_post(two.p2p[0], &later, NULL, NULL), TD_ERR_PEER, nonsense->exit_reason);
+    CHECK_FAILS(td__p2p_post(two.p2p[0], &later, NULL, NULL, NULL), TD_ERR_PEER,
+                nonsense->exit_reason);
     close(fd);
     td__p2p_destroy(two.p2p[0]);
     pair_close(two.endpoints);

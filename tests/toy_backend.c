@@ -349,6 +349,11 @@ static const td_backend_ops toy_ops = {
     .progress = toy_progress,
 };
 
+const td_backend_ops *toy_backend_ops(void)
+{
+    return &toy_ops;
+}
+
 static td_backend_ops partial_ops;
 
 td_status toy_backend_register(void)

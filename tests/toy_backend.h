@@ -9,6 +9,9 @@
  * the option "refuse": they serve no group then. */
 td_status toy_backend_register(void);
 
+/** The table of "toy", for backends that are made of it. */
+const td_backend_ops *toy_backend_ops(void);
+
 /** Takes both back. */
 void toy_backend_unregister(void);
 

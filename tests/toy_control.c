@@ -42,6 +42,15 @@ void toy_hold(int index, bool hold)
     toy_unlock();
 }
 
+void toy_limit_copies(int index, int copies)
+{
+    toy_lock();
+    device_at(index)->copies_limited = copies >= 0;
+    device_at(index)->copies_left = copies;
+    toy_changed();
+    toy_unlock();
+}
+
 /* ---- Kernels ------------------------------------------------------------------------------------------ */
 
 #define SLOT(slot)                                                                                 \

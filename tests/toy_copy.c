@@ -36,8 +36,9 @@ static void drop_copy(void *payload)
     free(((struct copy *)payload)->aside);
 }
 
+/* `in` and `out` are bytes from and to the host. */
 static td_status enqueue(struct toy_device *device, void *stream, td_status (*run)(void *),
-                         const struct copy *copy)
+                         const struct copy *copy, size_t in, size_t out)
 {
     struct toy_job *job = toy_job_create(TOY_COPY, copy->name, run, copy, sizeof *copy);
     if (!job) {
@@ -45,26 +46,30 @@ static td_status enqueue(struct toy_device *device, void *stream, td_status (*ru
         return TD_ERR_NOMEM;
     }
     job->drop = drop_copy;
-    return toy_enqueue(device, stream, job);
-}
-
-/* Whether the device works, before its addresses are looked at; and counts bytes. */
-static td_status begin(struct toy_device *device, size_t in, size_t out)
-{
-    td_status status = toy_enter(device);
+    td_status status = toy_enqueue(device, stream, job);
     if (status)
         return status;
+    toy_lock();
     device->counts.copied_in += (int64_t)in;
     device->counts.copied_out += (int64_t)out;
     toy_unlock();
     return TD_OK;
 }
 
+/* Whether the device works, before its addresses are looked at. */
+static td_status begin(struct toy_device *device)
+{
+    td_status status = toy_enter(device);
+    if (!status)
+        toy_unlock();
+    return status;
+}
+
 td_status toy_copy_in(void *self, void *stream, void *data, const void *host, size_t bytes,
                       bool pinned)
 {
     struct toy_device *device = self;
-    td_status status = begin(device, bytes, 0);
+    td_status status = begin(device);
     if (status)
         return status;
     struct copy copy = {.name = "copy_in"};
@@ -80,14 +85,14 @@ td_status toy_copy_in(void *self, void *stream, void *data, const void *host, si
             memcpy(copy.aside, host, bytes);
         copy.from = (struct toy_span){.data = copy.aside, .bytes = bytes};
     }
-    return enqueue(device, stream, run_copy, &copy);
+    return enqueue(device, stream, run_copy, &copy, bytes, 0);
 }
 
 td_status toy_copy_out(void *self, void *stream, void *host, const void *data, size_t bytes,
                        bool pinned)
 {
     struct toy_device *device = self;
-    td_status status = begin(device, 0, bytes);
+    td_status status = begin(device);
     if (status)
         return status;
     struct copy copy = {.name = "copy_out"};
@@ -96,14 +101,14 @@ td_status toy_copy_out(void *self, void *stream, void *host, const void *data, s
                      : (struct toy_span){.data = host, .bytes = bytes};
     if (bytes)
         memset(host, TOY_FRESH, bytes); /* a caller that does not wait reads this */
-    return enqueue(device, stream, run_copy, &copy);
+    return enqueue(device, stream, run_copy, &copy, 0, bytes);
 }
 
 td_status toy_copy_from(void *self, void *stream, void *to, void *other, const void *from,
                         size_t bytes)
 {
     struct toy_device *device = self;
-    td_status status = begin(device, 0, 0);
+    td_status status = begin(device);
     if (status)
         return status;
     struct copy copy = {.name = self == other ? "copy" : "copy_from"};
@@ -111,7 +116,7 @@ td_status toy_copy_from(void *self, void *stream, void *to, void *other, const v
     copy.from = toy_span_on(other, from, bytes, copy.name);
     if ((char *)to < (char *)from + bytes && (char *)from < (char *)to + bytes)
         toy_die("%s: copy: %zu bytes at %p and at %p overlap", device->name, bytes, to, from);
-    return enqueue(device, stream, run_copy, &copy);
+    return enqueue(device, stream, run_copy, &copy, 0, 0);
 }
 
 td_status toy_copy_inside(void *self, void *stream, void *to, const void *from, size_t bytes)
@@ -122,10 +127,10 @@ td_status toy_copy_inside(void *self, void *stream, void *to, const void *from, 
 td_status toy_fill_bytes(void *self, void *stream, void *data, unsigned char value, size_t bytes)
 {
     struct toy_device *device = self;
-    td_status status = begin(device, 0, 0);
+    td_status status = begin(device);
     if (status)
         return status;
     struct copy copy = {.name = "fill", .value = value};
     copy.to = toy_span_on(device, data, bytes, copy.name);
-    return enqueue(device, stream, run_fill, &copy);
+    return enqueue(device, stream, run_fill, &copy, 0, 0);
 }

@@ -114,6 +114,7 @@ void toy_reset(void)
          i++) { /* first all: streams may wait for those of another device */
         toy_machine.devices[i].is_open = false;
         toy_machine.devices[i].held = false;
+        toy_machine.devices[i].copies_limited = false;
     }
     for (int i = 0; i < TOY_DEVICES; i++)
         toy_streams_close(&toy_machine.devices[i]);

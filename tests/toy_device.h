@@ -53,6 +53,10 @@ void toy_set_missing(const char *slot, bool missing);
 /** With `hold` the streams of a device start nothing, until this is called again without. */
 void toy_hold(int device, bool hold);
 
+/** The streams of a device start so many more copies and fills, and then wait before the next one, until this is called
+ *  again. -1, the default: no limit. */
+void toy_limit_copies(int device, int copies);
+
 /* ---- Failures on request ----------------------------------------------------------------------
  *
  * `after` counts from now: 1 is the next one; 0 takes a request back. A failure that comes later is the device's: no

@@ -30,6 +30,8 @@ struct toy_device {
     char name[8];
     bool is_open;
     bool held;
+    bool copies_limited;
+    int copies_left;
 
     int memory; /* memfd */
     size_t bytes;

@@ -76,16 +76,26 @@ static void be_late(struct toy_stream *stream)
     toy_lock();
 }
 
+/* Whether the stream may not start its first job, or has none. */
+static bool is_waiting(const struct toy_stream *stream)
+{
+    const struct toy_device *device = stream->device;
+    const struct toy_job *job = stream->first;
+    bool limited = device->copies_limited && device->copies_left == 0;
+    return device->held || (job ? job->work == TOY_COPY && limited : !stream->is_destroyed);
+}
+
 static void *run_stream(void *arg)
 {
     struct toy_stream *stream = arg;
     toy_lock();
     for (;;) {
-        while (stream->device->held || (!stream->first && !stream->is_destroyed))
+        while (is_waiting(stream))
             toy_wait();
         struct toy_job *job = stream->first;
         if (!job)
             break;
+        stream->device->copies_left -= job->work == TOY_COPY && stream->device->copies_limited;
         be_late(stream);
         toy_unlock();
         run(stream->device, job);

@@ -138,7 +138,8 @@ TD_API int td_get_local_size(void);
  *     "tcp"                    the same without shared memory
  *     a name                   of td_register_backend() (backend.h), for the host and all kinds of devices that it
  *                              takes. Where it does not take host memory, the host has "native"
- *     "cpu:native,cuda:nccl"   a backend for each kind of device. Where "cpu" is missing, the host has "native"
+ *     "cpu:native,cuda:nccl"   a backend for each kind of device; "*" is every kind that the list does not name. Where
+ *                              "cpu" is missing, the host has "native"
  *
  * Barriers and the calls on objects use the backend of the host. A backend for a device is created with its group where
  * it is named in a list, else in the first call that needs it. Options of the native one:

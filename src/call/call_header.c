@@ -76,7 +76,8 @@ bool td__header_same_call(const struct td__call_header *a, const struct td__call
 }
 
 /* "1024 f32 (sum) to root 3". */
-static void describe_arguments(const struct td__call_header *header, char *text, size_t room)
+static void describe_arguments(const struct td__call_header *header, uint32_t other_detail,
+                               char *text, size_t room)
 {
     char count[32] = "uneven parts", op[32] = "", root[32] = "", detail[64];
     if (header->count != TD__HEADER_UNEVEN)
@@ -87,15 +88,15 @@ static void describe_arguments(const struct td__call_header *header, char *text,
         snprintf(op, sizeof op, " (%s)", td_reduce_op_name((td_reduce_op)header->op));
     if (td__has_root(header->kind))
         snprintf(root, sizeof root, " and root %" PRIu32, header->root);
-    snprintf(text, room, "%s%s %s%s%s%s", count, header->count == TD__HEADER_UNEVEN ? " of" : "",
+    snprintf(text, room, "%s%s %s%s%s%s%s", count, header->count == TD__HEADER_UNEVEN ? " of" : "",
              td_dtype_name((td_dtype)header->dtype), op, root,
-             td__detail_text(header->detail, detail));
+             td__detail_text(header->detail, detail), td__place_text(header->detail, other_detail));
 }
 
 void td__header_describe(const struct td__call_header *header, char *text, size_t room)
 {
     char arguments[192];
-    describe_arguments(header, arguments, sizeof arguments);
+    describe_arguments(header, header->detail, arguments, sizeof arguments);
     bool bare = header->kind == TD_OP_BARRIER;
     snprintf(text, room, "%s #%" PRIu32 "%s%s", td_op_kind_name(header->kind), header->sequence,
              bare ? "" : " with ", bare ? "" : arguments);
@@ -123,8 +124,8 @@ td_status td__header_mismatch(const struct td__operation *operation,
                        "same order",
                        what, me, a, other, b);
     }
-    describe_arguments(mine, a, sizeof a);
-    describe_arguments(theirs, b, sizeof b);
+    describe_arguments(mine, theirs->detail, a, sizeof a);
+    describe_arguments(theirs, mine->detail, b, sizeof b);
     if (td__operation_uneven(operation) && td__header_differs(mine, theirs))
         return td_fail(
             TD_ERR_MISMATCH,
@@ -133,9 +134,9 @@ td_status td__header_mismatch(const struct td__operation *operation,
             what, me, a, other, b,
             td__counts_text(operation->call.input_counts, operation->parts, counts), me);
     if (td__header_differs(mine, theirs))
-        return td_fail(TD_ERR_MISMATCH,
-                       "%s: %s called it with %s, %s with %s; every rank must pass the same", what,
-                       me, a, other, b);
+        return td_fail(
+            TD_ERR_MISMATCH, "%s: %s called it with %s, %s with %s; %s", what, me, a, other, b,
+            td__remedy_text(mine->detail, theirs->detail, "every rank must pass the same"));
     if (mine->past != theirs->past || mine->turn != theirs->turn)
         return td_fail(TD_ERR_MISMATCH,
                        "%s: %s and %s have made different calls before; every rank must make the "

@@ -21,6 +21,24 @@ const char *td__detail_text(uint32_t detail, char text[64])
     return text;
 }
 
+static bool is_staged(uint32_t detail)
+{
+    return (detail & (TD__DETAIL_LIST | TD__DETAIL_UNEVEN | TD__DETAIL_STAGED)) ==
+           TD__DETAIL_STAGED;
+}
+
+const char *td__place_text(uint32_t detail, uint32_t other)
+{
+    return !is_staged(detail) && is_staged(other) ? " in host memory" : "";
+}
+
+const char *td__remedy_text(uint32_t detail, uint32_t other, const char *otherwise)
+{
+    return is_staged(detail) != is_staged(other)
+               ? "every rank must pass host memory, or every rank that of a device"
+               : otherwise;
+}
+
 const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT])
 {
     text[0] = 0;

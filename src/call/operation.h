@@ -42,6 +42,12 @@ enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_STAGED = 0x20000000, TD__DETAIL_UNEVEN =
 /** " for td_group_split()"; "" for 0. */
 const char *td__detail_text(uint32_t detail, char text[64]);
 
+/** Of two calls that differ: where the first one has its memory, if the other one has it elsewhere; else "". */
+const char *td__place_text(uint32_t detail, uint32_t other);
+
+/** What to do about two calls that differ. */
+const char *td__remedy_text(uint32_t detail, uint32_t other, const char *otherwise);
+
 /** "(3, 5, 0, 2)": the first TD__NAMED_COUNTS of `size` counts. Returns `text`. */
 enum { TD__NAMED_COUNTS = 8, TD__COUNTS_TEXT = 24 * TD__NAMED_COUNTS };
 const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT]);

@@ -4,6 +4,7 @@
  *     (nothing)               native      the backend registered for the kind, else native
  *     "mine"                  mine        mine, if it takes that kind
  *     "cpu:mine,toy:native"   mine        native
+ *     "cpu:mine,*:native"     mine        native, as for every kind that is not in the list
  *
  * A kind that is named in a list is prepared when the group is created; others in the first call on their memory. What
  * the ranks have registered may differ, so the first such call of a world compares the names through its store. */
@@ -90,7 +91,8 @@ static td_status find_chosen(const char *chosen, const struct choice *choice,
                              struct td__backend_found *found)
 {
     char kinds[128];
-    if (strcmp(choice->kind, "cpu") != 0 && !td__find_kind(choice->kind))
+    if (strcmp(choice->kind, "cpu") != 0 && strcmp(choice->kind, "*") != 0 &&
+        !td__find_kind(choice->kind))
         return td_fail(TD_ERR_INVALID, "backend \"%s\": %s", chosen, td__error_text());
     TD_TRY(td__backend_find(choice->backend, found));
     if (td__backend_takes(found->ops, choice->kind))
@@ -133,9 +135,9 @@ td_status td__backends_check(const char *chosen)
         TD_TRY(find_chosen(chosen, &choices[i], &found));
         if (found.ops == host.ops && found.built_in && strcmp(found.name, host.name) != 0)
             return td_fail(TD_ERR_INVALID,
-                           "\"%s\": a group cannot have both \"%s\" and \"%s\"; name one of them "
-                           "for all kinds",
-                           chosen, host.name, found.name);
+                           "\"%s\": \"%s\" and \"%s\" are the same backend over other transports, "
+                           "and a group has one of them; write \"cpu:%s,%s:%s\"",
+                           chosen, host.name, found.name, host.name, choices[i].kind, host.name);
     }
     return TD_OK;
 }
@@ -199,7 +201,7 @@ static td_status need_part(td_group *group, const struct td__backend_found *foun
 {
     for (struct td__part *part = td__next_part(group, NULL); part;
          part = td__next_part(group, part))
-        if (part->name == found->name) {
+        if (!strcmp(part->name, found->name)) {
             *out = part;
             return TD_OK;
         }
@@ -261,7 +263,7 @@ td_status td__parts_create(td_group *group, const char *chosen, const char *opti
     td_status status = TD_OK;
     pthread_mutex_lock(&group->parts_lock);
     for (int i = 0; i < count && is_list && !status; i++) {
-        if (!strcmp(choices[i].kind, "cpu"))
+        if (!strcmp(choices[i].kind, "cpu") || !strcmp(choices[i].kind, "*"))
             continue;
         status = find_chosen(chosen, &choices[i], &found);
         if (!status)
@@ -345,7 +347,19 @@ static td_status fail_kind(const td_group *group, const td_call *call)
                    group->backend, group->host.name, kind);
 }
 
-/* The backend of a kind that is not in a list. */
+/* The backend of a kind that a list does not name. */
+static td_status find_other(td_group *group, const td_call *call, struct td__backend_found *found)
+{
+    struct choice choices[CHOICES_MOST] = {0};
+    int count;
+    TD_TRY(read_choices(group->chosen, choices, &count));
+    for (int i = 0; i < count; i++)
+        if (!strcmp(choices[i].kind, "*"))
+            return find_chosen(group->chosen, &choices[i], found);
+    return fail_kind(group, call);
+}
+
+/* The backend of a kind in its first call. */
 static td_status find_for_kind(td_group *group, const td_call *call, const char *kind,
                                struct td__backend_found *found)
 {
@@ -355,7 +369,7 @@ static td_status find_for_kind(td_group *group, const td_call *call, const char 
         return agree(group->root, kind, found);
     }
     if (strchr(group->chosen, ':'))
-        return fail_kind(group, call);
+        return find_other(group, call, found);
     TD_TRY(td__backend_find(group->chosen, found));
     return td__backend_takes(found->ops, kind) ? TD_OK : fail_kind(group, call);
 }

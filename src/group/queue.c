@@ -339,15 +339,25 @@ static td_status submit(td_group *group, const struct td__part *part,
     return TD_OK;
 }
 
-/* On a device, the call is ordered after the caller's current stream, and that after the call. A device that has failed
- * makes the call fail. */
+/* On a device, orders the caller's current stream after the call; also after one that has failed, whose copies may still
+ * write to the caller's memory. */
+static td_status order_after(const td_call *call, td_status status)
+{
+    struct td__error error;
+    if (!call->device)
+        return status;
+    td__error_save(&error);
+    td_status ordered = td_stream_wait_stream(td__stream_of(call->device), call->stream);
+    return status ? td__error_restore(&error) : ordered;
+}
+
+/* On a device, the call is ordered after the caller's current stream. A device that has failed makes the call fail. */
 static td_status run_now(td_group *group, td_call *call)
 {
     if (!call->device)
         return run_call(group, call, 0);
     td_stream_wait_stream(call->stream, td__stream_of(call->device));
-    TD_TRY(run_call(group, call, 0));
-    return td_stream_wait_stream(td__stream_of(call->device), call->stream);
+    return order_after(call, run_call(group, call, 0));
 }
 
 td_status td__group_run(td_group *group, struct td__operation *operation, td_work **work)
@@ -388,9 +398,7 @@ static td_status run_message(td_group *group, const struct td__part *part, const
     td_status status = part->ops->run_message(part->self, call);
     td__explain_delay(group, 0, call->peer, status);
     td__record_message_end(group, entry, status);
-    if (call->device && !status)
-        status = td_stream_wait_stream(td__stream_of(call->device), call->stream);
-    return status;
+    return order_after(call, status);
 }
 
 static td_status post(td_group *group, const td_call *call, td_work **work_out)

@@ -147,7 +147,7 @@ static bool add_callback(td_work *work, td_work_fn fn, void *arg)
 
 /* If another thread is calling earlier callbacks, waits until it has called `fn`, too. A callback does not wait: two
  * callbacks that add to each other's works would wait forever. A callback may release the caller's work. */
-static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
+td_status td__work_set_callback(td_work *work, td_work_fn fn, void *arg)
 {
     td_work_retain(work);
     pthread_mutex_lock(&work->lock);
@@ -185,7 +185,7 @@ td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
     if (belongs_to_parent(work))
         return fail_in_child(work, "td_work_on_complete");
     td_work_test(work); /* lets it progress even if no thread waits for it */
-    return set_callback(work, fn, arg);
+    return td__work_set_callback(work, fn, arg);
 }
 
 /* ---- Completing ------------------------------------------------------------------------------ */
@@ -302,6 +302,16 @@ static void advance(td_work *work, td__deadline deadline)
     }
 }
 
+bool td__work_await(td_work *work, td__deadline deadline)
+{
+    pthread_mutex_lock(&work->lock);
+    bool in_time = true;
+    while (!is_complete(work) && in_time)
+        in_time = td__cond_wait(&work->changed, &work->lock, deadline);
+    pthread_mutex_unlock(&work->lock);
+    return is_complete(work);
+}
+
 bool td__work_wait_until(td_work *work, td__deadline deadline)
 {
     td_group *group = work->group;
@@ -312,12 +322,7 @@ bool td__work_wait_until(td_work *work, td__deadline deadline)
         advance(work, deadline);
         td__group_unuse(group);
     }
-    pthread_mutex_lock(&work->lock);
-    bool in_time = true;
-    while (!is_complete(work) && in_time)
-        in_time = td__cond_wait(&work->changed, &work->lock, deadline);
-    pthread_mutex_unlock(&work->lock);
-    return is_complete(work);
+    return td__work_await(work, deadline);
 }
 
 static td_status fail_incomplete(const td_work *work, int64_t limit_ms)
@@ -364,13 +369,18 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
                            td_op_kind_name(work->operation.call.kind));
         }
     }
-    return work->event ? td__work_order(work) : td_work_status(work);
+    return td__work_order(work);
 }
 
 td_status td__work_order(td_work *work)
 {
-    TD_TRY(td_work_status(work));
-    return work->event ? td_stream_wait_event(NULL, work->event) : TD_OK;
+    struct td__error error;
+    td_status status = td_work_status(work);
+    if (!work->event)
+        return status;
+    td__error_save(&error);
+    td_status ordered = td_stream_wait_event(NULL, work->event);
+    return status ? td__error_restore(&error) : ordered;
 }
 
 /* The host waits for the device: until the deadline, or with TD__NEVER as the device itself does it. */
@@ -400,14 +410,14 @@ td_status td_work_synchronize(td_work *work, int64_t timeout_ms)
     return work->event ? await_result(work, deadline) : TD_OK;
 }
 
-bool td__work_await_staged(td_work *work, td__deadline deadline)
+td_work *td__work_await_staged(td_work *work, td__deadline deadline)
 {
     pthread_mutex_lock(&work->lock);
     bool in_time = true;
     while (!is_complete(work) && !atomic_load(&work->staged) && in_time)
         in_time = td__cond_wait(&work->changed, &work->lock, deadline);
     pthread_mutex_unlock(&work->lock);
-    return in_time;
+    return atomic_load(&work->staged);
 }
 
 void td__work_set_staged(td_work *work, td_work *staged)
@@ -503,5 +513,5 @@ td_status td__work_follow(td_work *inner, td_status (*after)(void *arg), void *a
     outer->after = after;
     outer->after_arg = arg;
     *outer_out = outer;
-    return set_callback(inner, on_inner, outer);
+    return td__work_set_callback(inner, on_inner, outer);
 }

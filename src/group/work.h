@@ -57,14 +57,21 @@ td_work *td__work_create(td_group *group, const td_call *call);
 td_status td__work_follow(td_work *inner, td_status (*after)(void *arg), void *arg,
                           td_work **outer);
 
+/** As td_work_on_complete(), but does not make the work progress. */
+td_status td__work_set_callback(td_work *work, td_work_fn fn, void *arg);
+
 /** Waits until it is complete; false at the deadline. */
 bool td__work_wait_until(td_work *work, td__deadline deadline);
 
-/** Of a complete call on a device: makes the thread's current stream wait for the result. */
+/** The status of a complete work. Of a call on a device, makes the thread's current stream wait for the result; also
+ *  after a failure, since its copies may still write. */
 td_status td__work_order(td_work *work);
 
-/** Waits until work->staged is set or the work is complete; false at the deadline. */
-bool td__work_await_staged(td_work *work, td__deadline deadline);
+/** Waits until another thread has completed the work; false at the deadline. */
+bool td__work_await(td_work *work, td__deadline deadline);
+
+/** Waits for work->staged, and returns it. NULL if the work is complete without one, and at the deadline. */
+td_work *td__work_await_staged(td_work *work, td__deadline deadline);
 
 /** Sets work->staged, and takes over a reference to it. */
 void td__work_set_staged(td_work *work, td_work *staged);

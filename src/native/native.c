@@ -328,18 +328,6 @@ static td_status fail_alone(const struct td__native *native, const td_call *call
                    td_op_kind_name(call->kind), native->group->name);
 }
 
-static td_status post_on_host(void *arg, const td_call *call, td_work *work)
-{
-    struct td__native *native = arg;
-    return td__p2p_post(native->p2p, call, work, &work->complete);
-}
-
-static td_status run_on_host(void *arg, const td_call *call, int *source, size_t *received)
-{
-    struct td__native *native = arg;
-    return td__p2p_run(native->p2p, call, source, received);
-}
-
 static td_status create(const td_backend_context *context, void *arg, void **self)
 {
     struct td__part *part = TD__CONTAINER(context, struct td__part, context);
@@ -351,15 +339,13 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
     native->part = part;
     native->group = group;
     native->messages.group = group;
-    native->messages.post = post_on_host;
-    native->messages.run = run_on_host;
-    native->messages.arg = native;
     td__staged_messages_init(&native->messages);
     group->trace.quick = group->size == 1 && part == &group->host;
     native->sockets_only = !strcmp(part->name, "tcp");
     td_status status = read_options(context->options, native);
     if (!status && group->size > 1)
         status = build(native, group->root->endpoint);
+    native->messages.p2p = native->p2p;
     /* All ranks create the first group at the same time, so no rank waits for long. */
     if (!status && native->comm && !group->root->first)
         status = td__shm_comm_attach(native->comm, td__deadline_in_ms(context->timeout_ms));
@@ -569,34 +555,31 @@ static td_status post(void *self, const td_call *call, td_work *work)
         return fail_alone(native, call);
     keep_order(native, call);
     return call->device ? td__staged_post(&native->messages, call, work)
-                        : post_on_host(native, call, work);
+                        : td__p2p_post(native->p2p, call, work, &work->complete, NULL);
 }
 
 static td_status run_message(void *self, const td_call *call)
 {
     struct td__native *native = self;
-    int source;
-    size_t received;
     if (!native->p2p)
         return fail_alone(native, call);
     keep_order(native, call);
     return call->device ? td__staged_run(&native->messages, call)
-                        : td__p2p_run(native->p2p, call, &source, &received);
+                        : td__p2p_run(native->p2p, call, NULL, NULL);
 }
 
 static void progress(void *self, td_work *work, int64_t timeout_ms)
 {
     struct td__native *native = self;
     td__deadline deadline = td__deadline_in_ms(timeout_ms == TD_NOW ? 0 : timeout_ms);
-    const td_work *waits_for = work;
-    if (work->operation.call.device) {
-        if (!td__work_await_staged(work, deadline))
-            return;
-        waits_for = atomic_load(&work->staged);
-    }
-    if (waits_for)
-        td__p2p_progress(native->p2p, &waits_for->complete, work->operation.call.peer,
-                         timeout_ms == TD_NOW ? 0 : timeout_ms);
+    bool staged = work->operation.call.device;
+    const td_work *waits_for = staged ? td__work_await_staged(work, deadline) : work;
+    if (!waits_for)
+        return;
+    td__p2p_progress(native->p2p, &waits_for->complete, work->operation.call.peer,
+                     timeout_ms == TD_NOW ? 0 : timeout_ms);
+    if (staged && atomic_load(&waits_for->complete))
+        td__work_await(work, deadline); /* the thread of the sends completes it */
 }
 
 /* It stages what is not in host memory. */

@@ -209,6 +209,34 @@ static bool recv_at_once(struct td__p2p *p2p, const td_call *call, size_t *size)
                                   call->count * td_dtype_size(call->dtype), size);
 }
 
+/* Into what is under way: the ring or the link that waits for it, or the descriptor. */
+void td__p2p_supply(struct td__p2p *p2p, struct td__p2p_stream *stream, size_t bytes)
+{
+    pthread_mutex_lock(&p2p->lock);
+    stream->ready = bytes;
+    struct td__post *post = stream->post;
+    if (post && post->descriptor)
+        td__large_supply(p2p, post);
+    else if (post && post->list == &p2p->peers[post->peer].queue)
+        td__peer_flush(p2p, post->peer);
+    td__p2p_settle(p2p);
+    pthread_mutex_unlock(&p2p->lock);
+}
+
+void td__p2p_fail_stream(struct td__p2p *p2p, struct td__p2p_stream *stream, td_status status)
+{
+    pthread_mutex_lock(&p2p->lock);
+    struct td__post *post = stream->post;
+    if (post && post->descriptor) {
+        td__large_cancel(p2p, post, TD__AT_ONCE);
+        td__post_finish(p2p, post, status);
+    } else if (post) {
+        td__post_cancel_send(p2p, post, status);
+    }
+    td__p2p_settle(p2p);
+    pthread_mutex_unlock(&p2p->lock);
+}
+
 static td_status check(const struct td__p2p *p2p, const td_call *call)
 {
     bool send = call->kind == TD_OP_SEND;
@@ -226,7 +254,7 @@ static td_status check(const struct td__p2p *p2p, const td_call *call)
 }
 
 td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
-                       const atomic_bool *complete)
+                       const atomic_bool *complete, struct td__p2p_stream *stream)
 {
     TD_TRY(check(p2p, call));
     pthread_mutex_lock(&p2p->lock);
@@ -244,9 +272,15 @@ td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
     fill_in(post, call);
     post->work = work;
     post->complete = complete;
+    post->stream = stream;
+    if (stream)
+        stream->post = post;
     status = start(p2p, post);
-    if (status)
+    if (status) {
+        if (stream)
+            stream->post = NULL;
         free(post);
+    }
     if (!LIST_EMPTY(&p2p->all))
         td__p2p_attend(p2p);
     td__p2p_settle(p2p);

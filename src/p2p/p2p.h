@@ -40,9 +40,30 @@ void td__p2p_destroy(struct td__p2p *p2p);
 /** How much shared memory `local_size` ranks on one host need. Untouched pages cost nothing. */
 size_t td__p2p_shared_size(int local_size);
 
-/** As td_backend_ops has them. */
+/**
+ * A message whose payload is sent while it is still being made, or used while it still arrives: for both sides, and for
+ * every other rank, it is one message like any other. The struct stays until the post has ended.
+ */
+struct td__p2p_stream {
+    struct td__post *post; /* NULL when it has ended */
+
+    /** Of a send of more than 64 KiB: the first `ready` bytes can be read. td__p2p_supply() sets it. */
+    size_t ready;
+
+    /** Of a recv: the first `bytes` of the payload are there; not called for the last ones. Calls come in order, from
+     *  any thread, and must not block or call functions of this header. */
+    void (*arrived)(struct td__p2p_stream *stream, size_t bytes);
+};
+
+/** As td_backend_ops has them; `stream` may be NULL. */
 td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
-                       const atomic_bool *complete);
+                       const atomic_bool *complete, struct td__p2p_stream *stream);
+
+/** The first `bytes` of a send can be read, more than before. */
+void td__p2p_supply(struct td__p2p *p2p, struct td__p2p_stream *stream, size_t bytes);
+
+/** The rest of a send cannot be made: it fails with this status and the last error, the recv with TD_ERR_PEER. */
+void td__p2p_fail_stream(struct td__p2p *p2p, struct td__p2p_stream *stream, td_status status);
 
 /** Makes progress until `complete` is set, which waits for `peer`, or TD_ANY_SOURCE. */
 void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer,

@@ -83,7 +83,8 @@ struct td__post {
     int64_t timeout_ms;
     uint64_t order; /* of a recv: when it was posted */
     uint64_t id;
-    struct td__p2p_link *link; /* of a recv: whose payload is being read into `data` */
+    struct td__p2p_link *link;     /* of a recv: whose payload is being read into `data` */
+    struct td__p2p_stream *stream; /* NULL: the payload is sent, and received, as a whole */
 
     /* Large messages in shared memory. */
     struct td__descriptor *descriptor;
@@ -231,6 +232,19 @@ static inline bool td__is_send(const struct td__post *post)
     return post->kind != TD__FRAME_NONE;
 }
 
+/* Of a send: the bytes of the payload that can be read. */
+static inline size_t td__post_ready(const struct td__post *post)
+{
+    return post->stream ? post->stream->ready : post->size;
+}
+
+/* Of a recv: the first `bytes` of the payload are there. With the lock held, or while `copying`. */
+static inline void td__post_arrived(const struct td__post *post, size_t bytes)
+{
+    if (post->stream && bytes < post->message_size)
+        post->stream->arrived(post->stream, bytes);
+}
+
 /** Moves a post from the list that it is in, if any, to the end of another one. */
 void td__post_move(struct td__post *post, struct td__post_list *list);
 
@@ -299,6 +313,9 @@ void td__peer_gone(struct td__p2p *p2p, int peer, const char *exit_reason);
 /** The same for one whose link has ended, with or without a BYE: with the failure detector's reason, or else
  *  `exit_reason`. */
 void td__peer_lost(struct td__p2p *p2p, int peer, bool bye, const char *exit_reason);
+
+/** Ends a send that is not active with the last error, on both sides. */
+void td__post_cancel_send(struct td__p2p *p2p, struct td__post *post, td_status status);
 
 /** Ends what is past its deadline. */
 void td__expire(struct td__p2p *p2p, int64_t now);
@@ -448,6 +465,7 @@ bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t si
 struct td__descriptor {
     _Alignas(64) _Atomic uint32_t state;
     _Atomic uint32_t open;    /* the sender may copy, too */
+    _Atomic uint64_t ready;   /* bytes that can be copied */
     _Atomic uint64_t next;    /* where the next piece begins */
     _Atomic uint64_t copied;  /* bytes; all of them: the message is there */
     _Atomic uint32_t pushing; /* the sender copies just now */
@@ -461,6 +479,9 @@ bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__enve
 /** A recv takes a LARGE message on: as td__match(). */
 bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
                      const struct td__envelope *envelope);
+
+/** The stream of an active send has more bytes. */
+void td__large_supply(struct td__p2p *p2p, struct td__post *post);
 
 /** Checks the progress of the active posts. True when something happened. */
 bool td__large_look(struct td__p2p *p2p);

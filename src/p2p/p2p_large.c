@@ -11,6 +11,7 @@
  * memory, by process_vm_readv(). Where neither works the receiver requests it in pieces through the
  * ring (`stream`). The sender copies only while it waits, and reaches the receiver's buffer by the
  * same two methods. `next` hands out the pieces; the side that copies the last one signals the other's event.
+ * Of a stream, the sender sets `ready` again and again; the receiver copies alone, so that the pieces come in order.
  *
  * A descriptor belongs to the sender, and is free again when the receiver sets it free: no header that
  * refers to it is left then. A sender whose deadline has passed moves it from ready to cancelled and is done;
@@ -58,6 +59,7 @@ bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__enve
             continue; /* the receiver has not read its header yet */
         p2p->taken[number] = true;
         atomic_store_explicit(&descriptor->open, 0, memory_order_relaxed);
+        atomic_store_explicit(&descriptor->ready, td__post_ready(post), memory_order_relaxed);
         atomic_store_explicit(&descriptor->next, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->copied, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->pushing, 0, memory_order_relaxed);
@@ -92,6 +94,12 @@ bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
     post->address = envelope->address;
     td__post_move(post, &p2p->copies);
     return true;
+}
+
+void td__large_supply(struct td__p2p *p2p, struct td__post *post)
+{
+    atomic_store_explicit(&post->descriptor->ready, td__post_ready(post), memory_order_release);
+    td__p2p_shm_signal(p2p, post->peer);
 }
 
 static void release_descriptor(struct td__p2p *p2p, struct td__post *post)
@@ -207,7 +215,15 @@ static size_t piece_size(size_t size)
     return half < PIECE ? half : PIECE;
 }
 
-/* Copies pieces until none is left; false when one could not be copied. */
+/* Whether the next piece can be copied: where it begins. */
+static bool has_piece(struct td__descriptor *descriptor, size_t size, size_t step, uint64_t *offset)
+{
+    *offset = atomic_load(&descriptor->next);
+    uint64_t ready = atomic_load_explicit(&descriptor->ready, memory_order_acquire);
+    return *offset < size && (ready == size || *offset + step <= ready);
+}
+
+/* Copies pieces until none is left, or ready; false when one could not be copied. */
 static bool move_pieces(struct td__p2p *p2p, struct td__post *post, const struct route *route,
                         size_t size)
 {
@@ -217,12 +233,16 @@ static bool move_pieces(struct td__p2p *p2p, struct td__post *post, const struct
     for (;;) {
         if (atomic_load_explicit(&descriptor->state, memory_order_acquire) != CLAIMED)
             return true; /* cancelled */
-        uint64_t offset = atomic_fetch_add(&descriptor->next, step);
-        if (offset >= size)
+        uint64_t offset;
+        if (!has_piece(descriptor, size, step, &offset))
             return true;
+        if (!atomic_compare_exchange_strong(&descriptor->next, &offset, offset + step))
+            continue;
         size_t piece = size - offset < step ? size - offset : step;
         if (!move_piece(route, post->data, offset, piece, push))
             return false;
+        if (!push)
+            td__post_arrived(post, offset + piece);
         if (atomic_fetch_add(&descriptor->copied, piece) + piece == size)
             td__p2p_shm_signal(p2p, post->peer);
     }
@@ -251,7 +271,7 @@ static enum outcome copy_in(struct td__p2p *p2p, struct td__post *post)
     struct route route;
     if (!find_route(p2p, post, post->memory, post->address, size, &route))
         return NO_ROUTE;
-    if (size >= SHARED_FROM) {
+    if (size >= SHARED_FROM && !post->stream) {
         descriptor->target_memory = locate(post->data, &descriptor->target);
         atomic_store_explicit(&descriptor->open, 1, memory_order_release);
     }
@@ -285,7 +305,8 @@ static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
     } else if (p2p->peers[post->peer].gone) {
         td__large_cancel(p2p, post, TD__AT_ONCE);
         td__post_finish(p2p, post, td__peer_refuse(p2p, post));
-    } else if (!post->helped && atomic_load_explicit(&descriptor->open, memory_order_acquire)) {
+    } else if (!post->helped && !post->stream &&
+               atomic_load_explicit(&descriptor->open, memory_order_acquire)) {
         post->helped = true;
         td__post_move(post, &p2p->copies);
     } else {
@@ -321,6 +342,10 @@ static bool look_at_recv(struct td__p2p *p2p, struct td__post *post)
         fail_cancelled(p2p, post, "the sender cancelled the message before it was complete");
     } else if (p2p->peers[post->peer].gone && take_back(p2p, post)) {
         td__post_finish(p2p, post, td__peer_refuse(p2p, post));
+    } else if (atomic_load_explicit(&descriptor->state, memory_order_acquire) == CLAIMED &&
+               has_piece(descriptor, post->message_size, piece_size(post->message_size),
+                         &(uint64_t){0})) {
+        td__post_move(post, &p2p->copies);
     } else {
         return false;
     }

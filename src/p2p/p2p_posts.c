@@ -69,6 +69,8 @@ void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status statu
         post->link->into = NULL;
         post->link = NULL;
     }
+    if (post->stream)
+        post->stream->post = NULL;
     td__post_move(post, &p2p->finished);
     LIST_REMOVE(post, in_all);
     post->status = status;
@@ -266,24 +268,21 @@ void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *wh
     td__post_move(post, &p2p->expected);
 }
 
-/* A send that was announced to the receiver is cancelled there, too. */
-static void cancel_send(struct td__p2p *p2p, struct td__post *post)
+/* A send that was announced to the receiver is cancelled there, too. One of which a part is written cannot be. */
+void td__post_cancel_send(struct td__p2p *p2p, struct td__post *post, td_status status)
 {
     struct td__peer *peer = &p2p->peers[post->peer];
     bool known = post->list == &p2p->announced || post->kind == TD__FRAME_DATA;
     struct td__p2p_link *link = peer->local < 0 ? peer->links[0] : NULL;
     if (link && TAILQ_FIRST(link->queue) == post && link->written) {
         td__peer_gone(p2p, post->peer,
-                      "is disconnected, since a send to it was not complete at its deadline");
+                      status == TD_ERR_TIMEOUT
+                          ? "is disconnected, since a send to it was not complete at its deadline"
+                          : "is disconnected, since the device with a message to it has failed");
         return;
     }
     int rank = post->peer;
     uint64_t id = post->id;
-    td_status status = td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
-                               td__post_describe(p2p, post), (long long)post->timeout_ms,
-                               post->list == &p2p->peers[rank].queue
-                                   ? "there was no room for it in the ring or on the link"
-                                   : "that rank has posted no recv for it, or makes no progress");
     td__post_finish(p2p, post, status);
     if (known && td__post_control(p2p, &peer->queue, TD__FRAME_CANCEL, rank, id))
         td__peer_flush(p2p, rank);
@@ -338,7 +337,13 @@ again:
                                         ? "only a part of the message has arrived"
                                         : "no such message has arrived"));
         else
-            cancel_send(p2p, post);
+            td__post_cancel_send(
+                p2p, post,
+                td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                        td__post_describe(p2p, post), (long long)post->timeout_ms,
+                        post->list == &p2p->peers[post->peer].queue
+                            ? "there was no room for it in the ring or on the link"
+                            : "that rank has posted no recv for it, or makes no progress"));
         goto again;
     }
     p2p->next_deadline = next_deadline;

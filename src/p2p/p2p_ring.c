@@ -149,9 +149,9 @@ static bool write_header(struct td__p2p *p2p, int peer, const struct td__envelop
 static bool write_pieces(struct td__p2p *p2p, struct td__post *post)
 {
     struct td__ring_end *end = &p2p->peers[post->peer].writes;
-    while (post->moved < post->size) {
-        size_t size = post->size - post->moved < EAGER_LIMIT ? post->size - post->moved
-                                                             : EAGER_LIMIT;
+    size_t ready = td__post_ready(post);
+    while (post->moved < ready) {
+        size_t size = ready - post->moved < EAGER_LIMIT ? ready - post->moved : EAGER_LIMIT;
         size_t bytes = offsetof(struct frame, piece) + size;
         struct frame *frame = reserve(end, bytes);
         if (!frame)
@@ -162,7 +162,7 @@ static bool write_pieces(struct td__p2p *p2p, struct td__post *post)
         publish(end, frame, bytes, TD__FRAME_DATA);
         post->moved += size;
     }
-    return true;
+    return ready == post->size;
 }
 
 /* Of a large message only the header is written; which list the post goes to depends on whether there was a
@@ -233,6 +233,7 @@ static bool take_piece(struct td__p2p *p2p, int source, uint64_t id, const char 
         return false;
     memcpy(post->data + post->moved, piece, size);
     post->moved += size;
+    td__post_arrived(post, post->moved);
     if (post->moved == post->message_size)
         td__post_finish(p2p, post, TD_OK);
     return true;

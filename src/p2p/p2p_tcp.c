@@ -191,7 +191,7 @@ static bool write_first(struct td__p2p *p2p, struct td__p2p_link *link, struct t
 {
     bool request = post->kind == TD__FRAME_EAGER && post->size > TD__WIRE_EAGER;
     bool payload = (post->kind == TD__FRAME_EAGER && !request) || post->kind == TD__FRAME_DATA;
-    size_t size = payload ? post->size : 0;
+    size_t size = payload ? td__post_ready(post) : 0;
     if (!link->written) {
         if (request)
             post->id = ++p2p->ids;
@@ -209,6 +209,8 @@ static bool write_first(struct td__p2p *p2p, struct td__p2p_link *link, struct t
         total += (size_t)sent;
         link->written += (size_t)sent;
     }
+    if (payload && size < post->size)
+        return false; /* td__p2p_supply() goes on */
     link->written = 0;
     if (request)
         td__post_move(post, &p2p->announced);

@@ -129,6 +129,8 @@ static void advance(struct td__p2p_link *link, size_t size)
     link->left -= size;
     if (link->into)
         link->into += size;
+    if (link->post)
+        td__post_arrived(link->post, (size_t)(link->envelope.size - link->left));
 }
 
 /* Parses what was read ahead. False when it is not valid. */

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "group/process_group.h"
 
 #include <tandem/dist.h>
 
@@ -17,20 +18,32 @@ static int world_rank(const td_pipeline *pipeline, int rank)
     return td_get_global_rank(pipeline->control, rank);
 }
 
+/* The messages of a pipeline have tags, and receives are started before the sends of the same rank: a backend that
+ * enqueues its messages on a stream, in one order for both sides, cannot do that. So tensors of devices go through the
+ * built-in one, whatever the world has for their kind; then stages on different kinds can be neighbours, too. */
+static td_status make_messages(td_pipeline *pipeline, td_group **group)
+{
+    const char *host = pipeline->control->host.name;
+    char backend[64];
+    snprintf(backend, sizeof backend, "cpu:%s,*:%s", host, strcmp(host, "tcp") ? "native" : "tcp");
+    return td_group_split(pipeline->control, 0, pipeline->rank,
+                          &(td_group_options){.backend = backend}, group);
+}
+
 td_status td__pipeline_make_groups(td_pipeline *pipeline, td_group *group)
 {
     pipeline->records = calloc((size_t)pipeline->plan.ranks, sizeof *pipeline->records);
     if (!pipeline->records)
         return td__fail_nomem("td_pipeline_create");
     TD_TRY(td_group_split(group, 0, pipeline->rank, NULL, &pipeline->control));
-    return td_group_split(pipeline->control, 0, pipeline->rank, NULL, &pipeline->messages);
+    return make_messages(pipeline, &pipeline->messages);
 }
 
 /* After an abort. Without the new group every later step is TD_ERR_STATE. */
 static void replace_messages(td_pipeline *pipeline)
 {
     td_group *fresh = NULL;
-    td_group_split(pipeline->control, 0, pipeline->rank, NULL, &fresh);
+    make_messages(pipeline, &fresh);
     td_group_destroy(pipeline->messages);
     pipeline->messages = fresh;
 }

@@ -2,8 +2,8 @@
  * direction. Before the first one of each size in a step, the sender sends its layout over a tag of its own; the receiver
  * can then post receives before the messages come.
  *
- * Tensors of accelerators travel in host memory: the receiver moves inputs to the device of its stage, and gradients to
- * that of the results that they are of. */
+ * A message is received on the device of the stage. Gradients are moved from there to the device of the results that
+ * they are of, if that is another one. */
 #include "parallel/pipeline_internal.h"
 
 #include "base/buffer.h"
@@ -233,13 +233,8 @@ static td_status send_list(td_pipeline *pipeline, const struct td__action *actio
     for (int i = 0; i < list->count; i++) {
         td_work *work;
         TD_TRY(reserve(pipeline));
-        td_tensor *here = td__on_host(list->at[i]) ? td_tensor_retain(list->at[i])
-                                                   : td__to_host(pipeline->step.call, list->at[i]);
-        td_status status = here ? td_isend(here, world_rank(pipeline, action->peer), tag,
-                                           pipeline->messages, &work)
-                                : td__error_status();
-        td_tensor_release(here); /* the work keeps it */
-        TD_TRY(status);
+        TD_TRY(td_isend(list->at[i], world_rank(pipeline, action->peer), tag, pipeline->messages,
+                        &work));
         add_sending(pipeline, work, tag, action->micro_batch);
     }
     return TD_OK;
@@ -329,8 +324,8 @@ static td_status receive_layout(td_pipeline *pipeline, const struct td__action *
     return TD_OK;
 }
 
-/* Where received inputs of a stage are put: it has the current device, if it has none of its own. */
-static td_device *input_device(td_pipeline *pipeline, int stage)
+/* Where a stage receives: on the current device, if it has none of its own. */
+static td_device *stage_device(td_pipeline *pipeline, int stage)
 {
     td_device *device = td__stage_of(pipeline, stage)->device;
     return device ? device : td_current_device();
@@ -341,14 +336,14 @@ static td_status post(td_pipeline *pipeline, const struct td__action *action,
                       struct td__receipt *receipt, td_tensor_list *list)
 {
     struct td__list_layout *layout = layout_of_action(pipeline, action);
-    td_device *device = input_device(pipeline, action->stage);
+    td_device *device = stage_device(pipeline, action->stage);
     receipt->posted = true;
     for (int i = 0; i < layout->count; i++) {
         struct td__tensor_spec *spec = &layout->specs[i];
         if (is_gradient(action) && !spec->requires_grad)
             continue;
         td_tensor *tensor = td__empty(pipeline->step.call, spec->shape, spec->ndim, spec->dtype,
-                                      device->is_host ? device : td__host_device());
+                                      device);
         if (!tensor)
             return td__error_status();
         list->names[list->count] = *spec->name ? spec->name : NULL;
@@ -415,11 +410,9 @@ td_status td__pipeline_receive(td_pipeline *pipeline, const struct td__action *a
     TD_TRY(wait_for(is_gradient(action) ? &slot->gradient_receipt : &slot->input_receipt));
     if (is_gradient(action))
         return place_gradients(slot);
-    for (int i = 0; i < layout->count; i++) {
-        TD_TRY(place(&slot->inputs.at[i], input_device(pipeline, action->stage)));
+    for (int i = 0; i < layout->count; i++)
         if (layout->specs[i].requires_grad)
             TD_TRY(td_tensor_set_requires_grad(slot->inputs.at[i], true));
-    }
     return TD_OK;
 }
 

@@ -56,12 +56,18 @@ void td__shm_record_call(struct td__shm_comm *comm, const struct td__operation *
 
 enum { CALL_TEXT = 160 + TD__COUNTS_TEXT };
 
+static uint64_t announced_details(struct td__shm_comm *comm, int index, uint64_t call)
+{
+    uint64_t fingerprint = td__shm_announcement_of(comm, index, call)->fingerprint;
+    return fingerprint & DETAILED ? *detail_of(comm, index, call) : 0;
+}
+
 /* Describes a call of `index`, with the counts of uneven parts. */
 static void describe_call(struct td__shm_comm *comm, int index, uint64_t call, int parts,
                           char text[CALL_TEXT])
 {
     uint64_t fingerprint = td__shm_announcement_of(comm, index, call)->fingerprint;
-    uint64_t details = fingerprint & DETAILED ? *detail_of(comm, index, call) : 0;
+    uint64_t details = announced_details(comm, index, call);
     unsigned kind = fingerprint & 15, dtype = fingerprint >> 4 & 15, op = fingerprint >> 8 & 15;
     unsigned root = fingerprint >> 12 & 4095;
     bool reduces = kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
@@ -91,14 +97,17 @@ static td_status fail_mismatch(struct td__shm_comm *comm, const struct td__opera
                                uint64_t call, int index)
 {
     char ours[CALL_TEXT], theirs[CALL_TEXT];
+    uint32_t own = (uint32_t)announced_details(comm, comm->index, call);
+    uint32_t other = (uint32_t)announced_details(comm, index, call);
     describe_call(comm, comm->index, call, operation->parts, ours);
     describe_call(comm, index, call, operation->parts, theirs);
     return td__shm_fail(
         comm, TD_ERR_MISMATCH,
-        "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
-        "same calls in the same order",
+        "call #%llu on group \"%s\": rank %d called %s%s, rank %d called %s%s; %s",
         (unsigned long long)(operation->call.sequence - (comm->call - call)), operation->group,
-        comm->world_ranks[comm->index], ours, comm->world_ranks[index], theirs);
+        comm->world_ranks[comm->index], ours, td__place_text(own, other), comm->world_ranks[index],
+        theirs, td__place_text(other, own),
+        td__remedy_text(own, other, "every rank must make the same calls in the same order"));
 }
 
 /* A fingerprint stays for TD__SHM_ANNOUNCEMENTS calls, and no rank is further ahead than half of that. */

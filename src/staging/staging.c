@@ -15,7 +15,7 @@
 
 #include <stdlib.h>
 
-enum { BUFFERS = 3, PIECE_BYTES = 1 << 20, PART_BYTES_LEAST = 16 << 10 };
+enum { BUFFERS = 3, PART_BYTES_LEAST = 16 << 10 };
 
 /* The input or the output of this rank. */
 struct staged_side {
@@ -224,7 +224,7 @@ static td_status agree_on_longest(const struct td__staged_call *stage, td__run_p
 static td_status cut_call(struct td__staged_call *stage, int size, td__run_piece_fn run, void *arg)
 {
     const td_call *call = &stage->operation->call;
-    size_t bytes = PIECE_BYTES, inputs = longest_part(&stage->input),
+    size_t bytes = TD__STAGED_PIECE, inputs = longest_part(&stage->input),
            outputs = longest_part(&stage->output), longest = inputs > outputs ? inputs : outputs;
     if (!has_one_part(call->kind)) {
         bytes /= (size_t)size;

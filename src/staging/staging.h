@@ -1,11 +1,15 @@
 /* Staging: calls on memory of a device, carried out on host memory that the device copies from and to.
  *
- * A collective is cut into pieces, which all ranks do in the same order. While one piece runs between the ranks, the
- * next one is copied from the device, and the one before is copied back. A message is one piece. */
+ * Both are cut into pieces. While one piece of a collective runs between the ranks, which all do in the same order, the
+ * next one is copied from the device, and the one before is copied back. The pieces of a message are the business of
+ * one side only. */
 #ifndef TD_STAGING_STAGING_H
 #define TD_STAGING_STAGING_H
 
 #include "group/process_group.h"
+
+/* Bytes that are copied at once; see docs/algorithms.md. */
+enum { TD__STAGED_PIECE = 1 << 20 };
 
 /** A collective that was staged, and its memory. */
 struct td__staged_call;
@@ -25,15 +29,12 @@ void td__staged_call_free(struct td__staged_call *stage);
 /* ---- Messages (staged_messages.c) ----------------------------------------------------------------- */
 
 struct td__staged_message;
+struct td__p2p;
 
 /** The messages on devices of one backend. */
 struct td__staged_messages {
     td_group *group;
-    /* Messages on host memory. */
-    td_status (*post)(void *arg, const td_call *call, td_work *work);
-    td_status (*run)(void *arg, const td_call *call, int *source, size_t *received);
-    void *arg;
-
+    struct td__p2p *p2p;  /* messages on host memory */
     atomic_uint unposted; /* sends that are being copied from a device */
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;

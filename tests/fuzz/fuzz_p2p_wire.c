@@ -140,7 +140,7 @@ static void post(struct td__p2p *p2p, td_op_kind kind, void *data, size_t size, 
                     .peer = 1,
                     .tag = tag,
                     .timeout_ms = 1000};
-    check(!td__p2p_post(p2p, &call, &work, &work.complete));
+    check(!td__p2p_post(p2p, &call, &work, &work.complete, NULL));
 }
 
 static void pump(struct td__p2p *p2p)
