@@ -126,6 +126,7 @@ struct check_difference check_compare(td_tensor *expected, td_tensor *found, td_
     if (measure == MEASURE_BITS || !is_float(dtype))
         return compare_bits(expected, found);
     int64_t count, same;
+    bool is_complex = BIT(dtype) & COMPLEX;
     td_tensor *wide_a = td_contiguous(widen(expected, &count));
     td_tensor *wide_b = td_contiguous(widen(found, &same));
     td_tensor *wide_m = magnitude ? td_contiguous(magnitude) : NULL;
@@ -137,6 +138,8 @@ struct check_difference check_compare(td_tensor *expected, td_tensor *found, td_
         if (a[i] == b[i] || (isnan(a[i]) && isnan(b[i])))
             continue;
         double scale = fmax(fabs(a[i]), floor_of_all);
+        if (is_complex && isfinite(a[i ^ 1])) /* one part may be what is left of two that cancel */
+            scale = fmax(scale, fabs(a[i ^ 1]));
         if (m && isfinite(m[i]))
             scale = fmax(scale, fabs(m[i]));
         double allowed = unit > 0 ? fmax(unit * scale, units * least_of(dtype)) : 0;

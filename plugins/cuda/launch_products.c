@@ -1,0 +1,103 @@
+/* Matrix products: by cuBLASLt where it is there and takes the strides (lt_products.c), else by the kernels of
+ * products.cu. */
+#include "cuda/cuda_kernels.h"
+#include "cuda/cuda_launch.h"
+#include "cuda/products.h"
+
+/* The dimensions of the batch, from the last one; those that belong together in all three are merged. */
+static void add_batch(struct product_args *args, const td_tensor *const tensors[3])
+{
+    args->batches = 1;
+    for (int d = td_tensor_ndim(tensors[0]) - 3; d >= 0; d--) {
+        int64_t size = td_tensor_size(tensors[0], d);
+        int last = args->batch_dims - 1;
+        args->batches *= size;
+        if (size == 1)
+            continue;
+        bool follows = last >= 0;
+        for (int t = 0; t < 3 && follows; t++)
+            follows = td_tensor_stride(tensors[t], d) == args->stride[t][last] * args->size[last];
+        if (follows) {
+            args->size[last] *= size;
+            continue;
+        }
+        args->size[++last] = size;
+        for (int t = 0; t < 3; t++)
+            args->stride[t][last] = td_tensor_stride(tensors[t], d);
+        args->batch_dims = last + 1;
+    }
+}
+
+static td_status multiply(const struct product_args *args, td_tensor *out)
+{
+    static struct cuda_kernel kernels[] = {
+        [TD_F32] = {"multiply_f32", CUDA_IMAGE_products},
+        [TD_F64] = {"multiply_f64", CUDA_IMAGE_products},
+        [TD_F16] = {"multiply_f16", CUDA_IMAGE_products},
+        [TD_BF16] = {"multiply_bf16", CUDA_IMAGE_products},
+    };
+    enum { MOST = 65535 };
+    td_dtype dtype = td_tensor_dtype(out);
+    if (dtype > TD_BF16)
+        return td__cuda_unsupported();
+    if (!args->m || !args->n || !args->batches || (!args->k && args->accumulate && !args->bias))
+        return TD_OK;
+    bool done;
+    td_status status = td__lt_multiply(args, out, &done);
+    if (status || done)
+        return status;
+    int64_t tiles = (args->m + PRODUCT_TILE - 1) / PRODUCT_TILE *
+                    ((args->n + PRODUCT_TILE - 1) / PRODUCT_TILE);
+    if (tiles > INT32_MAX)
+        return td__cuda_unsupported();
+    struct cuda_grid grid = {
+        .blocks = {(unsigned)tiles, 1, (unsigned)(args->batches < MOST ? args->batches : MOST)},
+        .threads = PRODUCT_THREADS};
+    return td__cuda_launch(&kernels[dtype], out, grid, args);
+}
+
+td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                          bool accumulate)
+{
+    int row = td_tensor_ndim(out) - 2, column = row + 1;
+    struct product_args args = {
+        .a = td_tensor_data(a),
+        .b = td_tensor_data(b),
+        .out = td_tensor_data(out),
+        .m = td_tensor_size(out, row),
+        .n = td_tensor_size(out, column),
+        .k = td_tensor_size(a, column),
+        .a_row = td_tensor_stride(a, row),
+        .a_column = td_tensor_stride(a, column),
+        .b_row = td_tensor_stride(b, row),
+        .b_column = td_tensor_stride(b, column),
+        .out_row = td_tensor_stride(out, row),
+        .accumulate = accumulate,
+        .alpha = alpha,
+    };
+    add_batch(&args, (const td_tensor *const[]){out, a, b});
+    return multiply(&args, out);
+}
+
+td_status td__cuda_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
+                          const td_tensor *bias)
+{
+    int64_t inner = td_tensor_size(x, 1), outer = td_tensor_size(w, 0);
+    struct product_args args = {
+        .a = td_tensor_data(x),
+        .b = td_tensor_data(w),
+        .bias = bias ? td_tensor_data(bias) : NULL,
+        .out = td_tensor_data(out),
+        .m = td_tensor_size(x, 0),
+        .n = outer,
+        .k = inner,
+        .a_row = inner,
+        .a_column = 1,
+        .b_row = 1,
+        .b_column = inner,
+        .out_row = outer,
+        .batches = 1,
+        .alpha = 1,
+    };
+    return multiply(&args, out);
+}

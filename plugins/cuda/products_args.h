@@ -1,0 +1,23 @@
+/* Arguments of the kernels in products.cu. */
+#ifndef PRODUCTS_ARGS_H
+#define PRODUCTS_ARGS_H
+
+#include "cuda/cuda_args.h"
+
+/** out = alpha * a b (+ out) (+ bias), for each matrix of the batch. Strides are in elements. */
+struct product_args {
+    const void *a, *b, *bias; /* bias: [n] or NULL */
+    void *out;
+    int64_t m, n, k;
+    int64_t a_row, a_column, b_row, b_column, out_row; /* columns of out follow one another */
+    int64_t batches;
+    int32_t batch_dims;
+    int32_t accumulate;
+    int64_t size[CUDA_MAX_DIMS];      /* of the dimensions of the batch, the fastest first */
+    int64_t stride[3][CUDA_MAX_DIMS]; /* out, a, b */
+    double alpha;
+};
+
+enum { PRODUCT_TILE = 64, PRODUCT_DEPTH = 16, PRODUCT_THREADS = 256 };
+
+#endif

@@ -1,0 +1,530 @@
+/* A libcuda for machines without a GPU: memory is the host's, streams have run everything when a call returns, and the
+ * kernels are those of the plug-in, compiled for the host (emulated.h). For tests: TANDEM_CUDA_SO names this file.
+ *
+ *     EMULATED_CUDA_DEVICES=2        how many GPUs there are; 1 if not set
+ *     EMULATED_CUDA_VERSION=11040    what cuDriverGetVersion() says
+ *     EMULATED_CUDA_MEMORY=N         bytes of memory a GPU
+ *     EMULATED_CUDA_FAIL=NAME:N      the Nth call of a function fails, as do all that follow
+ *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first */
+#include <cuda.h>
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <ucontext.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+static long setting(const char *name, long otherwise)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtol(text, NULL, 10) : otherwise;
+}
+
+/* Whether this call is one that is to fail. */
+static bool fails(const char *function)
+{
+    static long calls;
+    const char *text = getenv("EMULATED_CUDA_FAIL");
+    size_t length = strlen(function);
+    return text && !strncmp(text, function, length) && text[length] == ':' &&
+           __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST) >= strtol(text + length + 1, NULL, 10);
+}
+
+#define MAY_FAIL(error)                                                                            \
+    if (fails(__func__))                                                                           \
+    return error
+
+/* ---- Threads of a block ------------------------------------------------------------------------------------ */
+
+struct index {
+    unsigned x, y, z;
+};
+
+EXPORT struct index emulated_thread, emulated_block, emulated_block_size, emulated_grid_size;
+
+struct kernel {
+    void (*run)(const void *args);
+    int synchronizes;
+};
+
+enum { MOST_THREADS = 1024, STACK = 128 << 10, SHARED = 256 << 10, LANES = 32 };
+
+struct barrier {
+    int live, arrived;
+    unsigned generation;
+};
+
+struct fiber {
+    ucontext_t context; /* for its first start */
+    jmp_buf place;
+    bool started, ended;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* one kernel at a time */
+static struct fiber fibers[MOST_THREADS];
+static char *stacks;
+static jmp_buf scheduler;
+static struct barrier block_barrier, warp_barriers[MOST_THREADS / LANES];
+static _Alignas(16) char slots[MOST_THREADS][16];
+static _Alignas(256) char shared[SHARED];
+static const struct kernel *running;
+static const void *running_args;
+
+EXPORT void *emulated_shared(void);
+EXPORT void *emulated_slot(unsigned lane);
+EXPORT void emulated_sync_block(void);
+EXPORT void emulated_sync_warp(void);
+
+void *emulated_shared(void)
+{
+    return shared;
+}
+
+void *emulated_slot(unsigned lane)
+{
+    return slots[emulated_thread.x / LANES * LANES + lane];
+}
+
+static void change(void)
+{
+    unsigned self = emulated_thread.x;
+    if (!_setjmp(fibers[self].place))
+        _longjmp(scheduler, 1);
+}
+
+static void wait_at(struct barrier *barrier)
+{
+    if (!running->synchronizes) {
+        fprintf(stderr, "emulated_cuda: a kernel that is not TD_KERNEL_SYNC synchronizes\n");
+        abort();
+    }
+    unsigned generation = barrier->generation;
+    if (++barrier->arrived == barrier->live) {
+        barrier->arrived = 0;
+        barrier->generation++;
+        return;
+    }
+    while (barrier->generation == generation)
+        change();
+}
+
+void emulated_sync_block(void)
+{
+    wait_at(&block_barrier);
+}
+
+void emulated_sync_warp(void)
+{
+    wait_at(&warp_barriers[emulated_thread.x / LANES]);
+}
+
+static void leave(struct barrier *barrier)
+{
+    barrier->live--;
+    if (barrier->live && barrier->arrived == barrier->live) {
+        barrier->arrived = 0;
+        barrier->generation++;
+    }
+}
+
+static void run_fiber(void)
+{
+    running->run(running_args);
+    unsigned self = emulated_thread.x;
+    fibers[self].ended = true;
+    leave(&block_barrier);
+    leave(&warp_barriers[self / LANES]);
+    _longjmp(scheduler, 1);
+}
+
+static void resume(unsigned thread)
+{
+    struct fiber *fiber = &fibers[thread];
+    emulated_thread.x = thread;
+    if (_setjmp(scheduler))
+        return;
+    if (fiber->started)
+        _longjmp(fiber->place, 1);
+    fiber->started = true;
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = stacks + (size_t)thread * STACK;
+    fiber->context.uc_stack.ss_size = STACK;
+    fiber->context.uc_link = NULL;
+    makecontext(&fiber->context, run_fiber, 0);
+    setcontext(&fiber->context);
+}
+
+static void run_fibers(unsigned threads, bool reverse)
+{
+    if (!stacks)
+        stacks = mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    block_barrier = (struct barrier){.live = (int)threads};
+    for (unsigned w = 0; w * LANES < threads; w++)
+        warp_barriers[w] = (struct barrier){
+            .live = (int)(threads - w * LANES < LANES ? threads - w * LANES : LANES)};
+    for (unsigned t = 0; t < threads; t++)
+        fibers[t].started = fibers[t].ended = false;
+    while (block_barrier.live)
+        for (unsigned i = 0; i < threads; i++) {
+            unsigned t = reverse ? threads - 1 - i : i;
+            if (!fibers[t].ended)
+                resume(t);
+        }
+}
+
+static void run_block(unsigned threads, bool reverse)
+{
+    memset(shared, 0xff, 1024); /* what a kernel has not written is not 0 */
+    if (running->synchronizes) {
+        run_fibers(threads, reverse);
+        return;
+    }
+    for (unsigned i = 0; i < threads; i++) {
+        emulated_thread.x = reverse ? threads - 1 - i : i;
+        running->run(running_args);
+    }
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
+                               unsigned threads, unsigned threads_y, unsigned threads_z,
+                               unsigned shared_bytes, CUstream stream, void **params, void **extra)
+{
+    (void)stream;
+    MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
+        shared_bytes > SHARED || y > 65535 || z > 65535 || extra)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    bool reverse = setting("EMULATED_CUDA_REVERSE", 0);
+    running = (const struct kernel *)function;
+    running_args = params[0];
+    emulated_block_size = (struct index){threads, 1, 1};
+    emulated_grid_size = (struct index){x, y, z};
+    for (unsigned k = 0; k < z; k++)
+        for (unsigned j = 0; j < y; j++)
+            for (unsigned i = 0; i < x; i++) {
+                emulated_block = (struct index){i, j, k};
+                run_block(threads, reverse);
+            }
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------------------ */
+
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *options,
+                                  void **values, unsigned count, CUlibraryOption *more,
+                                  void **more_values, unsigned more_count)
+{
+    (void)code;
+    (void)options;
+    (void)values;
+    (void)count;
+    (void)more;
+    (void)more_values;
+    (void)more_count;
+    MAY_FAIL(CUDA_ERROR_NO_BINARY_FOR_GPU);
+    *library = (CUlibrary)1;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    static void *self;
+    Dl_info info;
+    (void)library;
+    if (!self && dladdr((void *)cuLibraryGetKernel, &info))
+        self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    *kernel = self ? dlsym(self, name) : NULL;
+    return *kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                     CUdevice device)
+{
+    (void)attribute;
+    (void)kernel;
+    (void)device;
+    return value <= SHARED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- Devices ------------------------------------------------------------------------------------------------ */
+
+static int devices(void)
+{
+    return (int)setting("EMULATED_CUDA_DEVICES", 1);
+}
+
+EXPORT CUresult cuInit(unsigned flags)
+{
+    (void)flags;
+    MAY_FAIL(CUDA_ERROR_SYSTEM_NOT_READY);
+    return devices() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+EXPORT CUresult cuDriverGetVersion(int *version)
+{
+    *version = (int)setting("EMULATED_CUDA_VERSION", 13000);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char **text)
+{
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+                                                : "CUDA_ERROR_EMULATED";
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY   ? "out of memory"
+            : error == CUDA_ERROR_LAUNCH_FAILED ? "unspecified launch failure"
+                                                : "emulated failure";
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal < devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count)
+{
+    *count = devices();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
+{
+    snprintf(name, (size_t)size, "emulated GPU %d", device);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)device;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                ? 2
+             : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 227 << 10
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR          ? 9
+                                                                                  : 0;
+    return CUDA_SUCCESS;
+}
+
+static _Thread_local CUcontext current;
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
+    *context = (CUcontext)(intptr_t)(device + 1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext context)
+{
+    current = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------- */
+
+static size_t in_use;
+
+enum { FRONT = 256 };
+
+static size_t memory(void)
+{
+    return (size_t)setting("EMULATED_CUDA_MEMORY", 8L << 30);
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+    *total = memory();
+    size_t used = __atomic_load_n(&in_use, __ATOMIC_SEQ_CST);
+    *available = used < *total ? *total - used : 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+{
+    MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
+    size_t whole = (bytes + FRONT - 1) / FRONT * FRONT + FRONT;
+    if (!current || __atomic_add_fetch(&in_use, whole, __ATOMIC_SEQ_CST) > memory()) {
+        __atomic_sub_fetch(&in_use, whole, __ATOMIC_SEQ_CST);
+        return current ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_CONTEXT;
+    }
+    char *block = aligned_alloc(FRONT, whole);
+    if (!block)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(block, &whole, sizeof whole);
+    memset(block + FRONT, 0xff, bytes); /* what nobody has written is NaN */
+    *address = (CUdeviceptr)(block + FRONT);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    char *block = (char *)address - FRONT;
+    size_t whole;
+    memcpy(&whole, block, sizeof whole);
+    __atomic_sub_fetch(&in_use, whole, __ATOMIC_SEQ_CST);
+    free(block);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemHostAlloc(void **data, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
+    *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return *data ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *data, unsigned flags)
+{
+    (void)flags;
+    *address = (CUdeviceptr)data;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemFreeHost(void *data)
+{
+    free(data);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes,
+                                     CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    memcpy((void *)to, from, bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    memcpy(to, (const void *)from, bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                     CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    memcpy((void *)to, (const void *)from, bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                  CUcontext from_context, size_t bytes, CUstream stream)
+{
+    (void)to_context;
+    (void)from_context;
+    return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+}
+
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    memset((void *)to, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Streams and events ---------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    (void)flags;
+    (void)priority;
+    MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
+    *stream = malloc(1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream stream)
+{
+    (void)stream;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)stream;
+    (void)event;
+    (void)flags;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+    (void)flags;
+    *event = calloc(1, sizeof(struct timespec));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent event)
+{
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    (void)stream;
+    MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    (void)event;
+    MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventQuery(CUevent event)
+{
+    (void)event;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    const struct timespec *a = (const struct timespec *)start, *b = (const struct timespec *)end;
+    *milliseconds = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 +
+                            (double)(b->tv_nsec - a->tv_nsec) / 1e6);
+    return CUDA_SUCCESS;
+}
