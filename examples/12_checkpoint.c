@@ -67,7 +67,7 @@ int main(int argc, char **argv)
     if (rank == 0)
         check(td_save_module(path, model));
     check(td_barrier(NULL, NULL));
-    check(td_load_module(path, model));
+    check(td_load_module(path, model, NULL));
     step(model, sgd,
          device); /* its all_reduce keeps rank 0 from removing the file before all have read it */
     if (rank == 0)

@@ -287,7 +287,8 @@ TEST(refused)
 {
     check_refused(&(td_data_parallel_options){.device_ids = DEVICES}, "the number of device_ids");
     check_refused(&(td_data_parallel_options){.device_count = -1}, "device_count is -1");
-    check_refused(&(td_data_parallel_options){.device_count = 1000}, "too many");
+    check_refused(&(td_data_parallel_options){.device_count = 1000},
+                  "device_count is 1000, and there are 64 devices of the module's kind \"cpu\"");
     check_refused(&(td_data_parallel_options){.output_device = td_device_get("gpu")}, "\"gpu\"");
     check_refused(&(td_data_parallel_options){.device_ids = (td_device *[]){td_device_get("cpu:0"),
                                                                             td_device_get("cpu:x")},

@@ -374,3 +374,46 @@ TEST(tables_of_other_versions_are_refused)
     CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_INVALID, "lacks a function");
     CHECK_FAILS(td_register_device(NULL, NULL), TD_ERR_INVALID, "a kind is");
 }
+
+/* ---- Memory of the program ---------------------------------------------------------------------------- */
+
+struct lent {
+    td_stream *stream;
+    int frees;
+    bool done; /* when it was freed */
+};
+
+static void give_back(void *data, void *arg)
+{
+    (void)data;
+    struct lent *lent = arg;
+    lent->frees++;
+    lent->done = td_stream_is_done(lent->stream);
+}
+
+/* The owner may reuse the memory at once, so that free_fn comes after what is enqueued on any stream. */
+TEST(memory_of_the_program_is_given_back_when_no_stream_uses_it)
+{
+    td_device *device = toy(0);
+    TD_SCOPE;
+    struct lent lent = {.stream = td_stream_create(device, 0)};
+    td_tensor *memory = td_zeros(TD_SHAPE(1000), TD_F32, device);
+    CHECK_OK(td_device_synchronize(device));
+    toy_hold(0, true);
+    {
+        TD_SCOPE;
+        td_tensor *view = td_from_blob(td_tensor_data(memory), TD_SHAPE(1000), NULL, TD_F32, device,
+                                       give_back, &lent);
+        TD_STREAM_SCOPE(lent.stream);
+        for (int i = 0; i < 10; i++)
+            CHECK_OK(td_add_scalar_(view, 1));
+        CHECK(!td_stream_is_done(lent.stream));
+        toy_set_delay(5000);
+        toy_hold(0, false);
+    }
+    CHECK_EQ(lent.frees, 1);
+    CHECK(lent.done);
+    toy_set_delay(0);
+    CHECK_EQ(td_item(td_sum(memory)), 10000);
+    td_stream_release(lent.stream);
+}

@@ -583,17 +583,17 @@ TEST(a_module_comes_back)
     const char *path = temp_path("net.safetensors");
     td_module *a = make_net(1), *b = make_net(2), *c = td_linear(4, 6);
     CHECK_OK(td_save_module(path, a));
-    CHECK_OK(td_load_module(path, b));
+    CHECK_OK(td_load_module(path, b, NULL));
     check_same_module(a, b);
-    CHECK_FAILS(td_load_module(path, c), TD_ERR_INVALID, path);
+    CHECK_FAILS(td_load_module(path, c, NULL), TD_ERR_INVALID, path);
     CHECK_CONTAINS(td_last_error(), "0.weight");
-    CHECK_FAILS(td_load_module(temp_path("none"), b), TD_ERR_SYSTEM, "No such file");
-    CHECK_FAILS(td_load_module(NULL, b), TD_ERR_INVALID, "path");
+    CHECK_FAILS(td_load_module(temp_path("none"), b, NULL), TD_ERR_SYSTEM, "No such file");
+    CHECK_FAILS(td_load_module(NULL, b, NULL), TD_ERR_INVALID, "path");
     CHECK_FAILS(td_save_module(path, NULL), TD_ERR_INVALID, "module");
 
     td_module *far = make_net(3);
     CHECK_OK(td_module_to(far, td_device_get("cpu:1")));
-    CHECK_OK(td_load_module(path, far));
+    CHECK_OK(td_load_module(path, far, NULL));
     check_same_module(a, far);
     td_state *state = td_module_state(far);
     CHECK_STR(td_device_name(td_tensor_device(td_state_tensor(state, 0))), "cpu:1");
@@ -613,9 +613,9 @@ TEST(wrapped_and_plain_modules_read_the_same_files)
     CHECK_OK(td_save_module(plain_path, plain));
     CHECK_OK(td_save_module(wrapped_path, wrapped));
     td_module *other = make_net(3);
-    CHECK_OK(td_load_module(wrapped_path, other));
+    CHECK_OK(td_load_module(wrapped_path, other, NULL));
     check_same_module(wrapped, other);
-    CHECK_OK(td_load_module(plain_path, wrapped));
+    CHECK_OK(td_load_module(plain_path, wrapped, NULL));
     check_same_module(plain, wrapped);
     td_module_destroy(other);
     td_module_destroy(wrapped);

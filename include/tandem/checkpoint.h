@@ -1,7 +1,7 @@
 /* Checkpoints: tensors in files, and resuming training.
  *
  *     td_save_module("net.safetensors", net);              the weights, for Python too
- *     td_load_module("net.safetensors", net);
+ *     td_load_module("net.safetensors", net, NULL);        to the devices of `net`
  *
  *     td_training training = {.model = net, .optimizer = sgd, .schedule = cosine, .sampler = sampler};
  *     td_training_load_latest("run", &training, NULL, &resumed);      all ranks call these
@@ -32,16 +32,51 @@
 extern "C" {
 #endif
 
+/* ---- Devices -------------------------------------------------------------------------------------- */
+
+/** What was on the device of this name goes to `device` (NULL: the current one). */
+typedef struct td_device_mapping {
+    const char *saved; /* "cuda:0" */
+    td_device *device;
+} td_device_mapping;
+
+/** Where the tensors of a file go (torch.load()'s map_location); all zero: to the current device. At most one of the
+ *  device, the mappings and the function may be given.
+ *
+ *      &(td_map_location){.device = td_device_get("cpu")}
+ *      &(td_map_location){.mappings = &(td_device_mapping){"cuda:0", td_device_get("cuda:1")}, .count = 1}
+ *
+ *  A tensor that was saved on a device which is not here, and that is not sent elsewhere, is TD_ERR_INVALID; the
+ *  error names both. Files that do not record devices count as saved on "cpu". */
+typedef struct td_map_location {
+    td_device *device;                 /* all tensors go there */
+    const td_device_mapping *mappings; /* other tensors go to the device on which they were saved */
+    int count;
+    bool as_saved; /* each goes to the device on which it was saved, but for the mappings */
+
+    /** Chooses the device of the tensor `name`; NULL: the device on which it was saved. */
+    td_device *(*choose)(const char *name, const char *saved, void *arg);
+    void *arg;
+    void *reserved[4];
+} td_map_location;
+
 /* ---- Weights of a model -------------------------------------------------------------------------- */
 
 /** td_save_safetensors() of td_module_state(). */
 TD_API td_status td_save_module(const char *path, td_module *module);
 
-/** Loads a file into a module, which must have the same names and shapes. The tensors go where those of the module are,
- *  whichever devices they were saved on: for another device, call td_module_to() first. The names of a module of td_ddp() or td_data_parallel() begin with "module."; this
- *  prefix is added or removed as needed, so that the same file fits both. On failure nothing was
- *  changed. */
-TD_API td_status td_load_module(const char *path, td_module *module);
+/**
+ * Loads a file into a module, which must have the same names and shapes. The module stays on its devices, whichever the
+ * file was saved on: for another device, call td_module_to() first. The names of a module of td_ddp() or td_data_parallel()
+ * begin with "module."; this prefix is added or removed as needed, so that the same file fits both. On failure nothing was
+ * changed.
+ *
+ * `map_location` says where the tensors are until all of them are read and the checksum is verified; then they are copied
+ * to those of the module. NULL: on the same devices, tensor by tensor through 2 MiB of the host, so that the devices need
+ * the memory of the module once more. {.device = td_device_get("cpu")} needs it on the host instead.
+ */
+TD_API td_status td_load_module(const char *path, td_module *module,
+                                const td_map_location *map_location);
 
 /* ---- Any tensors --------------------------------------------------------------------------------- */
 
@@ -58,32 +93,6 @@ typedef struct td_file_note {
  */
 TD_API td_status td_save_safetensors(const char *path, const td_state *state,
                                      const td_file_note *notes, int count);
-
-/** What was on the device of this name goes to `device` (NULL: the current one). */
-typedef struct td_device_mapping {
-    const char *saved; /* "cuda:0" */
-    td_device *device;
-} td_device_mapping;
-
-/** Where the tensors of a file go; all zero: to the current device. At most one of the device, the mappings and the
- *  function may be given.
- *
- *      &(td_map_location){.device = td_device_get("cpu")}
- *      &(td_map_location){.mappings = &(td_device_mapping){"cuda:0", td_device_get("cuda:1")}, .count = 1}
- *
- *  A tensor that was saved on a device which is not here, and that is not sent elsewhere, is TD_ERR_INVALID. Files that
- *  do not record devices count as saved on "cpu". */
-typedef struct td_map_location {
-    td_device *device;                 /* all tensors go there */
-    const td_device_mapping *mappings; /* other tensors go to the device on which they were saved */
-    int count;
-    bool as_saved; /* each goes to the device on which it was saved, but for the mappings */
-
-    /** Chooses the device of the tensor `name`; NULL: the device on which it was saved. */
-    td_device *(*choose)(const char *name, const char *saved, void *arg);
-    void *arg;
-    void *reserved[4];
-} td_map_location;
 
 /** The tensors of a file in the order of its header, on the devices of `map_location` (NULL: on the current device).
  *  They stream through 2 MiB of pinned memory to an accelerator. For td_state_destroy(). NULL on failure. */
@@ -112,6 +121,9 @@ typedef struct td_training {
     td_sampler *sampler; /* of the loader */
     td_grad_scaler *scaler;
     int64_t epoch, step; /* the program's own counts; loading sets them */
+    const td_map_location
+        *map_location; /* loading: as for td_load_module(), of model and optimizer; each rank its
+                                            own. NULL: on the devices of these */
     bool any_size; /* loading: accept a checkpoint of another number of ranks. Generators are then
                       not restored, and the epoch starts over */
     void *reserved[4];
@@ -121,13 +133,14 @@ typedef struct td_training {
 TD_API td_status td_training_save(const char *path, const td_training *training, td_group *group);
 
 /**
- * Loads a checkpoint into parts of the same kinds and shapes. The tensors go where those of the parts are, whichever
- * devices they were saved on; parts that are NULL
- * are skipped, parts that the file lacks are TD_ERR_INVALID. A loader in the middle of an epoch
- * must be reset first. TD_ERR_MISMATCH if the file is of another number of ranks (see any_size).
+ * Loads a checkpoint into parts of the same kinds and shapes. The parts stay on their devices, whichever the file was
+ * saved on (see map_location); parts that are NULL are skipped, and what no rank needs is not kept in memory; parts that the
+ * file lacks are TD_ERR_INVALID. A loader in the middle of an epoch must be reset first. TD_ERR_MISMATCH if the file is of
+ * another number of ranks (see any_size).
  *
- * If it fails on any rank, nothing was changed on any. The former values are kept until the end, so
- * it temporarily needs the memory of the model and the optimizer twice more.
+ * If it fails on any rank, nothing was changed on any. The former values are kept until the end, so it temporarily needs
+ * the memory of the model and the optimizer twice more on their devices (once with a map_location to the host). Tensors of
+ * accelerators get to other ranks one by one, through memory of the host for the largest one.
  */
 TD_API td_status td_training_load(const char *path, td_training *training, td_group *group);
 

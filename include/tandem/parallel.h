@@ -298,10 +298,9 @@ TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
 
 /* ---- DataParallel: several devices of one process ---------------------------------------------------
  *
- *     td_module *model = td_data_parallel(net, &(td_data_parallel_options){
- *         .device_ids = (td_device *[]){td_device_get("cpu:0"), td_device_get("cpu:1")}, .device_count = 2});
- *     td_module_to(model, td_device_get("cpu:0"));        before or after
- *     td_tensor *y = td_forward(model, x);
+ *     td_module *model = td_data_parallel(net, NULL);
+ *     td_module_to(model, td_device_get("cuda:0"));       before or after
+ *     td_tensor *y = td_forward(model, x);                on all accelerators
  *
  * Each forward scatters the batch over the devices, replicates the module, runs all replicas at the
  * same time, each on the worker of its device, and gathers the results. Gradients are accumulated
@@ -317,11 +316,13 @@ TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
  * only one device. */
 
 typedef struct td_data_parallel_options {
-    td_device *const *device_ids; /* NULL: cpu:0, cpu:1, … */
-    int device_count;             /* length of device_ids; without these, 0: one for each
-                                      processor */
-    td_device *output_device;     /* NULL: device_ids[0]; without these, that of the module */
-    int dim;                      /* of the batch in inputs and outputs */
+    td_device *const
+        *device_ids;  /* NULL: those of the module's kind ("cuda:0", "cuda:1", …), which is looked
+                                     at in each forward; a module without tensors: of the input's */
+    int device_count; /* length of device_ids; without these, how many of the kind. 0: all; on the
+                                     host one for each processor */
+    td_device *output_device; /* NULL: device_ids[0]; without these, that of the module */
+    int dim;                  /* of the batch in inputs and outputs */
     void *reserved[4];
 } td_data_parallel_options;
 

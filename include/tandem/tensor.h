@@ -96,7 +96,9 @@ typedef void (*td_blob_free_fn)(void *data, void *arg);
 /**
  * A tensor over the caller's memory, which is memory of `device`, without a copy. `strides` has `ndim` entries, none negative;
  * NULL: contiguous. The memory must stay until the last tensor over it is released; then
- * free_fn(data, arg) is called, unless it is NULL. It is not called if this fails.
+ * free_fn(data, arg) is called, unless it is NULL. It is not called if this fails. On an accelerator the host first waits
+ * until all streams of the device have run what was enqueued; without a free_fn the program does that, by
+ * td_device_synchronize(), before it frees or reuses the memory.
  */
 TD_API td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
                                td_dtype dtype, td_device *device, td_blob_free_fn free_fn,

@@ -125,55 +125,111 @@ void td__coordinator_free(const struct td__coordinator *coordinator, td_bytes *a
     free(all);
 }
 
-/* Broadcasts the names, dtypes and shapes of a state as a file header, whose length field has the
- * size of the data instead. */
-static td_status share_header(const char *call, const struct td__coordinator *coordinator,
-                              const td_state *state, td_bytes *header)
+/* Broadcasts the parts, in one byte, and the header of the file. */
+static td_status share_text(const struct td__coordinator *coordinator,
+                            const struct td__checkpoint *read, td_bytes *text)
 {
     if (coordinator->rank != 0)
-        return td_broadcast_object_list(header, 1, coordinator->root, coordinator->group);
-    struct td__file_plan plan;
+        return td_broadcast_object_list(text, 1, coordinator->root, coordinator->group);
+    struct td__buffer packed = {0};
+    td__buffer_put_u8(&packed, (uint8_t)read->parts);
+    td__buffer_put(&packed, read->text.data, read->text.size);
     /* Rank 0 takes part in the broadcast also if it is out of memory. */
-    td_status planned = td__plan_file(call, "the checkpoint", state, NULL, 0, &plan);
-    if (!planned)
-        memcpy(plan.text.data, &plan.data_size, sizeof plan.data_size);
-    td_bytes text = {.data = (char *)plan.text.data, .size = plan.text.size};
-    td_status status = td_broadcast_object_list(&text, 1, coordinator->root, coordinator->group);
-    td__plan_free(&plan);
-    return planned ? planned : status;
+    td_bytes sent = {.data = (char *)packed.data, .size = packed.failed ? 0 : packed.size};
+    td_status status = td_broadcast_object_list(&sent, 1, coordinator->root, coordinator->group);
+    if (packed.failed)
+        status = td__fail_nomem("a checkpoint");
+    td__buffer_free(&packed);
+    return status;
 }
 
-static td_status make_others(const char *call, td_bytes text, td_state **state)
+/* On ranks other than 0: tensors for what rank 0 sends. */
+static td_status make_others(const char *call, td_bytes text, const td_training *training,
+                             td_state **state)
 {
     uint64_t data_size = 0;
-    if (text.size < TD__HEADER_AT)
+    if (text.size < 1 + TD__HEADER_AT)
         return td_fail(TD_ERR_MISMATCH, "%s: rank 0 sent no header", call);
+    int parts = (uint8_t)text.data[0];
+    memcpy(&data_size, text.data + 1, sizeof data_size);
     struct td__file_header header;
-    memcpy(&data_size, text.data, sizeof data_size);
-    TD_TRY(td__header_parse("what rank 0 sends", text.data + TD__HEADER_AT,
-                            text.size - TD__HEADER_AT, data_size, &header));
-    *state = td__state_of_header(call, &header);
+    TD_TRY(td__header_parse("what rank 0 sends", text.data + 1 + TD__HEADER_AT,
+                            text.size - 1 - TD__HEADER_AT, data_size, &header));
+    struct td__training_target target;
+    td_status status = td__training_target(training, parts, &target);
+    if (!status)
+        *state = td__state_of_header(call, "the checkpoint", &header, &target.load);
+    if (!*state)
+        status = td__error_status();
+    td__training_target_free(&target);
     td__header_free(&header);
-    return *state ? TD_OK : TD_ERR_NOMEM;
+    return status;
+}
+
+/* Memory of the host for the largest tensor of an accelerator; NULL if there is none. */
+static td_status make_room(const td_state *state, void **room)
+{
+    size_t largest = 0;
+    for (int i = 0; i < td_state_count(state); i++) {
+        const td_tensor *tensor = td_state_tensor(state, i);
+        if (!td__on_host(tensor) && td_tensor_nbytes(tensor) > largest)
+            largest = td_tensor_nbytes(tensor);
+    }
+    *room = largest ? malloc(largest) : NULL;
+    return largest && !*room ? td__fail_nomem("a checkpoint") : TD_OK;
+}
+
+/* Broadcasts one tensor, by way of `room` if it is not the host's. Where a copy fails, which sets *copied, the broadcast
+ * takes place all the same, since the other ranks wait for it. */
+static td_status share_tensor(const char *call, const struct td__coordinator *coordinator,
+                              td_tensor *tensor, void *room, td_status *copied)
+{
+    size_t bytes = td_tensor_nbytes(tensor);
+    bool root = coordinator->rank == 0, here = td__on_host(tensor);
+    struct td__place there = td__place_of(tensor);
+    struct td__place host = {.device = td__host_device(), .data = here ? there.data : room};
+    if (bytes == 0)
+        return TD_OK;
+    if (!here && root && !*copied)
+        *copied = td__copy_between(call, &host, &there, bytes, false);
+    TD_TRY(
+        td_group_broadcast(host.data, bytes, TD_U8, coordinator->root, coordinator->group, NULL));
+    if (!here && !root && !*copied)
+        *copied = td__copy_between(call, &there, &host, bytes, false);
+    return TD_OK;
+}
+
+static td_status share_tensors(const char *call, const struct td__coordinator *coordinator,
+                               td_state *state, void *room)
+{
+    td_status status = TD_OK, copied = TD_OK;
+    for (int i = 0; i < td_state_count(state) && !status; i++)
+        status = share_tensor(call, coordinator, td_state_tensor(state, i), room, &copied);
+    return status ? status : td__coordinator_agree(coordinator, copied);
 }
 
 td_status td__coordinator_share(const char *call, const struct td__coordinator *coordinator,
-                                td_state *state, td_state **result)
+                                struct td__checkpoint *read, const td_training *training,
+                                td_state **result)
 {
-    if (coordinator->alone) {
-        *result = state;
-        return TD_OK;
+    td_state *state = read->state;
+    td_bytes text = {0};
+    void *room = NULL;
+    td_status status = TD_OK;
+    read->state = NULL;
+    if (!coordinator->alone) {
+        status = share_text(coordinator, read, &text);
+        if (!status && coordinator->rank != 0)
+            status = make_others(call, text, training, &state);
+        if (!status)
+            status = make_room(state, &room);
+        status = td__coordinator_agree(coordinator, status);
+        if (!status)
+            status = share_tensors(call, coordinator, state, room);
     }
-    td_bytes header = {0};
-    td_status status = share_header(call, coordinator, state, &header);
-    if (!status && coordinator->rank != 0)
-        status = make_others(call, header, &state);
-    td_bytes_free(&header);
-    status = td__coordinator_agree(coordinator, status);
-    for (int i = 0; i < td_state_count(state) && !status; i++)
-        if (td_tensor_numel(td_state_tensor(state, i)) > 0)
-            status = td_broadcast(td_state_tensor(state, i), coordinator->root, coordinator->group,
-                                  NULL);
+    free(room);
+    td_bytes_free(&text);
+    td__checkpoint_free(read);
     if (status)
         td_state_destroy(state);
     else

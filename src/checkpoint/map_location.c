@@ -114,12 +114,30 @@ static td_device *find_device(const char *call, const char *path, const td_map_l
     return td__use_device(call, device ? device : td_device_get(saved));
 }
 
-td_status td__map_devices(const char *call, const char *path, const struct td__file_header *header,
-                          const td_map_location *map, td_device ***devices_out)
+/* Sets *device, which stays NULL for a tensor that is not loaded. */
+static td_status find_target(const char *call, const char *path, struct td__load_target *target,
+                             const struct td__file_tensor *tensor, const char *saved,
+                             td_device **device)
 {
     static const td_map_location nothing;
-    map = map ? map : &nothing;
-    TD_TRY(check_map(call, map));
+    const td_map_location *map = target->map;
+    bool fixed = false;
+    td_device *home = target->home ? target->home(tensor, &fixed, target->arg) : NULL;
+    if (target->home && !home)
+        return TD_OK;
+    *device = home && (fixed || !map)
+                  ? td__use_device(call, home)
+                  : find_device(call, path, map ? map : &nothing, tensor->name, saved);
+    target->is_missing = !*device;
+    return *device ? TD_OK : td__error_status();
+}
+
+td_status td__map_devices(const char *call, const char *path, const struct td__file_header *header,
+                          struct td__load_target *target, td_device ***devices_out)
+{
+    target->is_missing = target->map && check_map(call, target->map);
+    if (target->is_missing)
+        return td__error_status();
     const struct td__file_note *note = td__header_note(header, "tandem.devices");
     struct saved saved = {.at = note ? note->value : NULL, .run = {.device = "cpu"}};
     td_device **devices = calloc(header->count + 1, sizeof *devices);
@@ -133,9 +151,8 @@ td_status td__map_devices(const char *call, const char *path, const struct td__f
                              path, i);
             break;
         }
-        devices[i] = find_device(call, path, map, header->tensors[i].name, saved.run.device);
-        if (!devices[i])
-            status = td__error_status();
+        status = find_target(call, path, target, &header->tensors[i], saved.run.device,
+                             &devices[i]);
     }
     if (!status && saved.at && (*saved.at || saved.run.count))
         status = td_fail(TD_ERR_INVALID,

@@ -64,6 +64,23 @@ td_state *td__fit_names(const td_state *state, td_module *module)
     return fits ? result : td_state_part(state, "");
 }
 
+td_device *td__home_in(const td_state *known, const char *name)
+{
+    td_tensor *tensor = td_state_get(known, name);
+    for (int wrap = 0; !tensor && wrap < 2; wrap++) {
+        char buffer[512];
+        const char *other = renamed(name, wrap, buffer, sizeof buffer);
+        tensor = other ? td_state_get(known, other) : NULL;
+    }
+    return tensor ? td_tensor_device(tensor) : td__host_device();
+}
+
+static td_device *home_in_module(const struct td__file_tensor *tensor, bool *fixed, void *known)
+{
+    (void)fixed;
+    return td__home_in(known, tensor->name);
+}
+
 td_status td_save_module(const char *path, td_module *module)
 {
     if (!path || !module)
@@ -76,13 +93,24 @@ td_status td_save_module(const char *path, td_module *module)
     return status;
 }
 
-td_status td_load_module(const char *path, td_module *module)
+static td_status read_for(const char *path, td_module *module, const td_map_location *map,
+                          td_state **state)
+{
+    td_state *known = td_module_state(module);
+    if (!known)
+        return td__error_status();
+    struct td__load_target target = {.map = map, .home = home_in_module, .arg = known};
+    td_status status = td__load_state("td_load_module", path, &target, state, NULL);
+    td_state_destroy(known);
+    return status;
+}
+
+td_status td_load_module(const char *path, td_module *module, const td_map_location *map_location)
 {
     if (!path || !module)
         return td_fail(TD_ERR_INVALID, "td_load_module: the %s is NULL", path ? "module" : "path");
     td_state *state = NULL;
-    TD_TRY(td__load_state("td_load_module", path,
-                          &(td_map_location){.device = td_device_get("cpu")}, &state, NULL));
+    TD_TRY(read_for(path, module, map_location, &state));
     td_state *fitted = td__fit_names(state, module);
     td_status status = TD_ERR_NOMEM;
     if (fitted && (status = td_module_load_state(module, fitted, true)))

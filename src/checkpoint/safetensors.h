@@ -52,6 +52,7 @@ struct td__file_header {
     size_t note_count, note_capacity;
     bool has_notes;
     struct td__map map;
+    td_bytes text; /* of td__load_state(): the size of the data in 8 bytes, and the header */
 };
 
 /** Parses and checks a header of `size` bytes, of a file with `data_size` bytes of data. On
@@ -87,21 +88,34 @@ td_status td__save_state(const char *call, const char *path, const td_state *sta
 
 /* ---- Reading (safetensors_read.c) ----------------------------------------------------------------- */
 
-/** Reads a file to the devices of `map`, and its header into *header unless that is NULL, for td__header_free(). */
-td_status td__load_state(const char *call, const char *path, const td_map_location *map,
+/** Where the tensors of a file go. */
+struct td__load_target {
+    const td_map_location *map; /* NULL: to their home; without that, to the current device */
+    /** The home of a tensor: where the tensor is that it will be copied to; NULL: it is not loaded. *fixed, which is
+     *  false: that it goes there whatever the map says. */
+    td_device *(*home)(const struct td__file_tensor *tensor, bool *fixed, void *arg);
+    void *arg;
+    bool
+        is_missing; /* set where the load has failed since a device is not there, or the map is invalid */
+};
+
+/** Reads those tensors of a file that have a target, and its header into *header unless that is NULL, for
+ *  td__header_free(). */
+td_status td__load_state(const char *call, const char *path, struct td__load_target *target,
                          td_state **state, struct td__file_header *header);
 
-/** A state of uninitialised tensors as the header describes them. */
-td_state *td__state_of_header(const char *call, const struct td__file_header *header);
+/** A state of uninitialised tensors as the header describes them, where `target` says. NULL on failure. */
+td_state *td__state_of_header(const char *call, const char *path,
+                              const struct td__file_header *header, struct td__load_target *target);
 
 /* ---- Devices (map_location.c) ---------------------------------------------------------------------- */
 
 /** Appends the value of the note "tandem.devices". */
 void td__put_devices(struct td__buffer *text, const td_state *state);
 
-/** The devices to which the tensors of a file go, in the order of the header, open; for free(). */
+/** The devices to which the tensors of a file go, in the order of the header, open, or NULL; for free(). */
 td_status td__map_devices(const char *call, const char *path, const struct td__file_header *header,
-                          const td_map_location *map, td_device ***devices);
+                          struct td__load_target *target, td_device ***devices);
 
 /* ---- To an accelerator (device_upload.c) ----------------------------------------------------------- */
 
@@ -131,6 +145,9 @@ td_status td__upload_end(struct td__upload *upload);
 /** The tensors of `state` with the names of `module`: adds or removes the prefix of a wrapper.
  *  NULL without memory. */
 td_state *td__fit_names(const td_state *state, td_module *module);
+
+/** The device of a module's tensor `name`, with or without that prefix; the host if it has none. `known` is its state. */
+td_device *td__home_in(const td_state *known, const char *name);
 
 /* ---- Atomic files (atomic_file.c) ---------------------------------------------------------- */
 

@@ -41,6 +41,7 @@ void td__header_free(struct td__file_header *header)
     free(header->tensors);
     free(header->sorted);
     free(header->notes);
+    free(header->text.data);
     td__map_free(&header->map);
     *header = (struct td__file_header){0};
 }

@@ -1,6 +1,7 @@
 /* Reading safetensors files: the header, which is checked against the size of the file before
  * tensors are allocated; then the data in file order, each tensor directly into its memory, or in
- * pieces to its accelerator, with the checksum computed in the same pass. */
+ * pieces to its accelerator, with the checksum computed in the same pass. Tensors that nobody needs
+ * are skipped. */
 #include "base/fail.h"
 #include "checkpoint/safetensors.h"
 
@@ -172,15 +173,28 @@ static td_status get_elements(struct file *file, td_tensor *tensor)
     return TD_OK;
 }
 
-/* A state of uninitialised tensors, on these devices; NULL: on the host. */
+/* Reads bytes that only the checksum needs. */
+static td_status skip_bytes(struct file *file, uint64_t bytes)
+{
+    char buffer[1 << 14];
+    while (bytes > 0) {
+        size_t part = bytes < sizeof buffer ? (size_t)bytes : sizeof buffer;
+        TD_TRY(get(file, buffer, part));
+        bytes -= part;
+    }
+    return TD_OK;
+}
+
+/* A state of uninitialised tensors on these devices, without those that have none. */
 static td_state *make_state(const char *call, const struct td__file_header *header,
                             td_device *const *devices)
 {
     td_state *state = td_state_create();
     for (size_t i = 0; state && i < header->count; i++) {
         const struct td__file_tensor *entry = &header->tensors[i];
-        td_tensor *tensor = td__empty(call, entry->shape, entry->ndim, entry->dtype,
-                                      devices ? devices[i] : td__host_device());
+        if (!devices[i])
+            continue;
+        td_tensor *tensor = td__empty(call, entry->shape, entry->ndim, entry->dtype, devices[i]);
         td_status status = td_state_add(state, entry->name, tensor);
         td_tensor_release(tensor);
         if (status) {
@@ -191,36 +205,49 @@ static td_state *make_state(const char *call, const struct td__file_header *head
     return state;
 }
 
-td_state *td__state_of_header(const char *call, const struct td__file_header *header)
+td_state *td__state_of_header(const char *call, const char *path,
+                              const struct td__file_header *header, struct td__load_target *target)
 {
-    return make_state(call, header, NULL);
+    td_device **devices = NULL;
+    if (td__map_devices(call, path, header, target, &devices))
+        return NULL;
+    td_state *state = make_state(call, header, devices);
+    free(devices);
+    return state;
 }
 
 static td_status read_data(struct file *file, const struct td__file_header *header, td_state *state)
 {
     TD_TRY(begin_digest(file, header));
-    for (size_t i = 0; i < header->count; i++)
-        TD_TRY(get_elements(file,
-                            td_state_tensor(state, (size_t)(header->sorted[i] - header->tensors))));
+    for (size_t i = 0; i < header->count; i++) {
+        const struct td__file_tensor *entry = header->sorted[i];
+        td_tensor *tensor = td_state_get(state, entry->name);
+        TD_TRY(tensor ? get_elements(file, tensor) : skip_bytes(file, entry->end - entry->begin));
+    }
     TD_TRY(td__upload_end(&file->upload));
     return check_digest(file, header);
 }
 
-td_status td__load_state(const char *call, const char *path, const td_map_location *map,
+/* Hands the text of the header over, with the size of the data instead of its own. */
+static void take_text(struct file *file, struct td__file_header *header)
+{
+    uint64_t data_size = file->size - file->text_size;
+    memcpy(file->text, &data_size, sizeof data_size);
+    header->text = (td_bytes){.data = file->text, .size = file->text_size};
+    file->text = NULL;
+}
+
+td_status td__load_state(const char *call, const char *path, struct td__load_target *target,
                          td_state **state_out, struct td__file_header *header_out)
 {
     struct file file = {.call = call, .path = path, .fd = -1};
     struct td__file_header header = {0};
-    td_device **devices = NULL;
     td_state *state = NULL;
     td_status status = open_file(&file);
     if (!status)
         status = parse_file(&file, &header);
-    if (!status)
-        status = td__map_devices(call, path, &header, map, &devices);
-    if (!status && !(state = make_state(call, &header, devices)))
+    if (!status && !(state = td__state_of_header(call, path, &header, target)))
         status = td__error_status();
-    free(devices);
     if (!status)
         status = read_data(&file, &header, state);
     if (status) {
@@ -228,6 +255,7 @@ td_status td__load_state(const char *call, const char *path, const td_map_locati
         td__header_free(&header);
     } else {
         *state_out = state;
+        take_text(&file, &header);
         if (header_out)
             *header_out = header;
         else
@@ -243,7 +271,8 @@ td_state *td_load_safetensors(const char *path, const td_map_location *map_locat
     if (!path)
         td_fail(TD_ERR_INVALID, "td_load_safetensors: the path is NULL");
     else
-        td__load_state("td_load_safetensors", path, map_location, &state, NULL);
+        td__load_state("td_load_safetensors", path, &(struct td__load_target){.map = map_location},
+                       &state, NULL);
     return state;
 }
 

@@ -2,8 +2,9 @@
  *
  *     saving     each rank packs its own part; rank 0 gathers these, adds the rest and writes the file;
  *                rank 0 broadcasts its status
- *     loading    rank 0 reads the file, and broadcasts its status and the tensors; each rank loads its
- *                parts; all exchange their status, and restore the former values if one has failed
+ *     loading    rank 0 reads the file, and broadcasts its status and the tensors, which go to the devices
+ *                of each rank's parts; each rank loads its parts; all exchange their status, and restore
+ *                the former values if one has failed
  */
 #include "base/fail.h"
 #include "checkpoint/training.h"
@@ -51,11 +52,21 @@ td_status td_training_save(const char *path, const td_training *training, td_gro
     return td__coordinator_follow(&coordinator, status);
 }
 
-td_status td__training_read(const char *call, const char *path, td_state **state)
+void td__checkpoint_free(struct td__checkpoint *read)
+{
+    td_state_destroy(read->state);
+    td_bytes_free(&read->text);
+    read->state = NULL;
+}
+
+td_status td__training_read(const char *call, const char *path, struct td__training_target *target,
+                            struct td__checkpoint *read)
 {
     struct td__file_header header;
-    TD_TRY(td__load_state(call, path, &(td_map_location){.device = td_device_get("cpu")}, state,
-                          &header));
+    TD_TRY(td__load_state(call, path, &target->load, &read->state, &header));
+    read->text = header.text;
+    read->parts = target->parts;
+    header.text = (td_bytes){0};
     const struct td__file_note *kind = td__header_note(&header, "tandem.kind");
     td_status status = TD_OK;
     if (!kind || strcmp(kind->value, "training") != 0)
@@ -64,22 +75,21 @@ td_status td__training_read(const char *call, const char *path, td_state **state
                          "td_load_safetensors() or td_load_module()",
                          call, path);
     td__header_free(&header);
-    if (status) {
-        td_state_destroy(*state);
-        *state = NULL;
-    }
+    if (status)
+        td__checkpoint_free(read);
     return status;
 }
 
 td_status td__training_receive(const char *call, const struct td__coordinator *coordinator,
-                               td_status status, td_state *state, td_training *training)
+                               td_status status, struct td__checkpoint *read, td_training *training)
 {
+    td_state *state = NULL;
     status = td__coordinator_follow(coordinator, status);
     if (status) {
-        td_state_destroy(state);
+        td__checkpoint_free(read);
         return status;
     }
-    TD_TRY(td__coordinator_share(call, coordinator, state, &state));
+    TD_TRY(td__coordinator_share(call, coordinator, read, training, &state));
     struct td__undo *undo = NULL;
     status = td__training_apply(call, training, state, coordinator, &undo);
     td_state_destroy(state);
@@ -101,10 +111,17 @@ td_status td_training_load(const char *path, td_training *training, td_group *gr
     static const char call[] = "td_training_load";
     struct td__coordinator coordinator;
     TD_TRY(td__coordinator_of(call, group, &coordinator));
-    td_state *state = NULL;
+    struct td__checkpoint read = {0};
+    struct td__training_target target;
+    int parts;
+    TD_TRY(td__gather_parts(&coordinator, training, &parts));
     td_status status = TD_OK;
-    if (coordinator.rank == 0)
-        status = path ? td__training_read(call, path, &state)
-                      : td_fail(TD_ERR_INVALID, "%s: the path is NULL", call);
-    return td__training_receive(call, &coordinator, status, state, training);
+    if (coordinator.rank == 0) {
+        status = td__training_target(training, parts, &target);
+        if (!status)
+            status = path ? td__training_read(call, path, &target, &read)
+                          : td_fail(TD_ERR_INVALID, "%s: the path is NULL", call);
+        td__training_target_free(&target);
+    }
+    return td__training_receive(call, &coordinator, status, &read, training);
 }

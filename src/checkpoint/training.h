@@ -30,9 +30,48 @@ td_status td__coordinator_gather(const struct td__coordinator *coordinator,
                                  const struct td__buffer *mine, td_bytes **all);
 void td__coordinator_free(const struct td__coordinator *coordinator, td_bytes *all);
 
-/** Broadcasts the state of rank 0, whose `state` becomes its result. The others pass NULL. */
+/** What rank 0 has read. */
+struct td__checkpoint {
+    td_state *state;
+    td_bytes text; /* td__file_header.text */
+    int parts;     /* that the state has: TD__PART_MODEL … */
+};
+
+/** Broadcasts what rank 0 has read, tensor by tensor by way of the host: *result is a state of the same tensors, on rank
+ *  0 that of `read`, on others where their `training` wants them. Takes over what `read` holds. */
 td_status td__coordinator_share(const char *call, const struct td__coordinator *coordinator,
-                                td_state *state, td_state **result);
+                                struct td__checkpoint *read, const td_training *training,
+                                td_state **result);
+
+/* ---- Devices (training_devices.c) ------------------------------------------------------------------ */
+
+enum {
+    TD__PART_MODEL = 1,
+    TD__PART_OPTIMIZER = 2,
+    TD__PART_SCHEDULE = 4,
+    TD__PART_SAMPLER = 8,
+    TD__PART_SCALER = 16,
+    TD__PART_RANDOM = 32,
+};
+
+/** The parts that are not NULL; 0 for NULL. */
+int td__training_parts(const td_training *training);
+
+/** All ranks: the parts that any of them has, on rank 0. */
+td_status td__gather_parts(const struct td__coordinator *coordinator, const td_training *training,
+                           int *parts);
+
+/** Where the entries of `parts` go: model and optimizer to the devices of the training's, or where its map_location says;
+ *  all that the host reads, to the host. For td__training_target_free(), also on failure. */
+struct td__training_target {
+    struct td__load_target load;
+    const td_training *training;
+    td_state *model; /* NULL: there is none */
+    int parts;
+};
+td_status td__training_target(const td_training *training, int parts,
+                              struct td__training_target *target);
+void td__training_target_free(struct td__training_target *target);
 
 /* ---- Contents (training_state.c) ------------------------------------------------------------------ */
 
@@ -59,10 +98,13 @@ td_status td__training_gather(const char *call, const td_training *training,
 /** Saving, rank 0: writes the file. */
 td_status td__training_write(const char *call, const char *path, const td_training *training,
                              const td_bytes *all, int size);
-/** Loading, rank 0: reads the file. */
-td_status td__training_read(const char *call, const char *path, td_state **state);
-/** Loading, all ranks: `status` and `state` are those of rank 0. */
+/** Loading, rank 0: reads the file. `read->parts` says what of it. */
+td_status td__training_read(const char *call, const char *path, struct td__training_target *target,
+                            struct td__checkpoint *read);
+/** Loading, all ranks: `status` and what was read are those of rank 0. */
 td_status td__training_receive(const char *call, const struct td__coordinator *coordinator,
-                               td_status status, td_state *state, td_training *training);
+                               td_status status, struct td__checkpoint *read,
+                               td_training *training);
+void td__checkpoint_free(struct td__checkpoint *read);
 
 #endif

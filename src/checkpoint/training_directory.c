@@ -160,21 +160,23 @@ td_status td_training_save_numbered(const char *directory, const td_training *tr
 
 /* Tries the numbers in descending order. */
 static td_status read_newest(const char *call, const char *directory, const int64_t *numbers,
-                             size_t count, td_state **state)
+                             size_t count, struct td__training_target *target,
+                             struct td__checkpoint *read)
 {
     td_status first = TD_OK;
     char *message = NULL;
     for (size_t i = 0; i < count; i++) {
         char *path = path_of(directory, numbers[i]);
-        td_status status = path ? td__training_read(call, path, state) : td__fail_nomem(call);
+        td_status status = path ? td__training_read(call, path, target, read)
+                                : td__fail_nomem(call);
         free(path);
         if (!status) {
             free(message);
             return TD_OK;
         }
-        /* A later version, or too little memory, is no damage: loading an older file instead would
-         * silently lose work. */
-        if (status != TD_ERR_INVALID && status != TD_ERR_SYSTEM) {
+        /* A later version, too little memory, or a device that is not there, is no damage: loading an
+         * older file instead would silently lose work. */
+        if ((status != TD_ERR_INVALID && status != TD_ERR_SYSTEM) || target->load.is_missing) {
             free(message);
             return status;
         }
@@ -190,8 +192,9 @@ static td_status read_newest(const char *call, const char *directory, const int6
     return first;
 }
 
-/* On rank 0; *state stays NULL if there is no checkpoint. */
-static td_status find_newest(const char *call, const char *directory, td_state **state)
+/* On rank 0; read->state stays NULL if there is no checkpoint. */
+static td_status find_newest(const char *call, const char *directory, const td_training *training,
+                             int parts, struct td__checkpoint *read)
 {
     if (!directory || !*directory)
         return td_fail(TD_ERR_INVALID, "%s: the directory is NULL or empty", call);
@@ -201,7 +204,11 @@ static td_status find_newest(const char *call, const char *directory, td_state *
     TD_TRY(list_numbers(call, directory, &numbers, &count, &missing));
     if (!missing)
         td__atomic_file_sweep(directory);
-    td_status status = read_newest(call, directory, numbers, count, state);
+    struct td__training_target target;
+    td_status status = td__training_target(training, parts, &target);
+    if (!status)
+        status = read_newest(call, directory, numbers, count, &target, read);
+    td__training_target_free(&target);
     free(numbers);
     return status;
 }
@@ -228,18 +235,22 @@ td_status td_training_load_latest(const char *directory, td_training *training, 
     static const char call[] = "td_training_load_latest";
     struct td__coordinator coordinator;
     TD_TRY(td__coordinator_of(call, group, &coordinator));
-    td_state *state = NULL;
-    td_status status = coordinator.rank == 0 ? find_newest(call, directory, &state) : TD_OK;
+    struct td__checkpoint read = {0};
+    int parts;
+    TD_TRY(td__gather_parts(&coordinator, training, &parts));
+    td_status status = TD_OK;
+    if (coordinator.rank == 0)
+        status = find_newest(call, directory, training, parts, &read);
     status = td__coordinator_follow(&coordinator, status);
-    bool found = state != NULL;
+    bool found = read.state != NULL;
     if (!status)
         status = share_found(&coordinator, &found);
     if (status) {
-        td_state_destroy(state);
+        td__checkpoint_free(&read);
         return status;
     }
     if (found)
-        TD_TRY(td__training_receive(call, &coordinator, TD_OK, state, training));
+        TD_TRY(td__training_receive(call, &coordinator, TD_OK, &read, training));
     else if (!loaded)
         return td_fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
                        directory ? directory : "(NULL)");

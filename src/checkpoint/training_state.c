@@ -18,15 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MODEL = 1, OPTIMIZER = 2, SCHEDULE = 4, SAMPLER = 8, SCALER = 16, RANDOM = 32 };
 enum { POSITION_SIZE = 4, LONGEST_MESSAGE = 1 << 16, NAME_SIZE = 64 };
-
-static int parts_of(const td_training *training)
-{
-    return (training->model ? MODEL : 0) | (training->optimizer ? OPTIMIZER : 0) |
-           (training->schedule ? SCHEDULE : 0) | (training->sampler ? SAMPLER : 0) |
-           (training->scaler ? SCALER : 0);
-}
 
 /* ---- Saving --------------------------------------------------------------------------------------- */
 
@@ -151,7 +143,7 @@ static td_status collect(const char *call, const td_training *training, const td
     TD_TRY(td_state_add_integer(state, "training.epoch", training->epoch));
     TD_TRY(td_state_add_integer(state, "training.step", training->step));
     TD_TRY(td_state_add_integer(state, "training.ranks", size));
-    TD_TRY(td_state_add_integer(state, "training.parts", parts_of(training)));
+    TD_TRY(td_state_add_integer(state, "training.parts", td__training_parts(training)));
     return add_parts(training, state);
 }
 
@@ -229,19 +221,19 @@ static void restore_rates(td_optimizer *optimizer, const td_state *state)
 
 void td__training_undo(td_training *training, struct td__undo *undo)
 {
-    if (undo->changed & MODEL)
+    if (undo->changed & TD__PART_MODEL)
         td_module_load_state(training->model, undo->model, true);
-    if (undo->changed & OPTIMIZER)
+    if (undo->changed & TD__PART_OPTIMIZER)
         td_optimizer_load_state(training->optimizer, undo->optimizer);
-    if (undo->changed & SCHEDULE)
+    if (undo->changed & TD__PART_SCHEDULE)
         td_schedule_load_state(training->schedule, undo->schedule);
     if (undo->optimizer)
         restore_rates(training->optimizer, undo->optimizer);
-    if (undo->changed & SAMPLER)
+    if (undo->changed & TD__PART_SAMPLER)
         td_sampler_set_position(training->sampler, &undo->position);
-    if (undo->changed & SCALER)
+    if (undo->changed & TD__PART_SCALER)
         td_grad_scaler_load_state(training->scaler, undo->scaler);
-    if (undo->changed & RANDOM)
+    if (undo->changed & TD__PART_RANDOM)
         td__random_restore(undo->random);
     training->epoch = undo->epoch;
     training->step = undo->step;
@@ -358,7 +350,7 @@ static td_status check_parts(const td_training *training, int64_t parts)
 {
     static const char *const names[] = {"model", "optimizer", "schedule", "sampler", "scaler"};
     for (int i = 0; i < 5; i++)
-        if (parts_of(training) & 1 << i && !(parts & 1 << i))
+        if (td__training_parts(training) & 1 << i && !(parts & 1 << i))
             return td_fail(TD_ERR_INVALID, "the checkpoint was saved without its %s", names[i]);
     return TD_OK;
 }
@@ -387,20 +379,20 @@ static td_status apply(td_training *training, const td_state *state,
     bool other_size = ranks != coordinator->size;
     if (training->model)
         TD_TRY(apply_model(training, state));
-    undo->changed |= training->model ? MODEL : 0;
+    undo->changed |= training->model ? TD__PART_MODEL : 0;
     if (training->optimizer)
         TD_TRY(apply_optimizer(training, state));
-    undo->changed |= training->optimizer ? OPTIMIZER : 0;
+    undo->changed |= training->optimizer ? TD__PART_OPTIMIZER : 0;
     if (training->schedule)
         TD_TRY(apply_schedule(training, state));
-    undo->changed |= training->schedule ? SCHEDULE : 0;
+    undo->changed |= training->schedule ? TD__PART_SCHEDULE : 0;
     if (training->sampler)
         TD_TRY(apply_sampler(training, state, coordinator->rank, other_size));
-    undo->changed |= training->sampler ? SAMPLER : 0;
+    undo->changed |= training->sampler ? TD__PART_SAMPLER : 0;
     if (training->scaler)
         TD_TRY(apply_scaler(training, state));
-    undo->changed |= training->scaler ? SCALER : 0;
-    undo->changed |= other_size ? 0 : RANDOM; /* before: one of several may fail */
+    undo->changed |= training->scaler ? TD__PART_SCALER : 0;
+    undo->changed |= other_size ? 0 : TD__PART_RANDOM; /* before: one of several may fail */
     if (!other_size)
         TD_TRY(apply_random(state, coordinator->rank));
     training->epoch = epoch;

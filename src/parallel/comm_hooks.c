@@ -14,11 +14,20 @@ struct halves {
     td_work *work;
 };
 
+/* Drops a work that a failed pass has left, before its memory is written again. */
+static void drop_work(struct halves *halves)
+{
+    if (halves->work)
+        td_work_wait(halves->work, 0);
+    td_work_release(halves->work);
+    halves->work = NULL;
+}
+
 static void free_halves(void *data)
 {
     struct halves *halves = data;
+    drop_work(halves);
     td_tensor_release(halves->tensor);
-    td_work_release(halves->work);
     free(halves);
 }
 
@@ -44,10 +53,12 @@ static td_status start_halves(td_bucket *bucket, td_dtype dtype)
     struct halves *halves = halves_of(bucket, dtype);
     if (!halves)
         return TD_ERR_NOMEM;
+    drop_work(halves);
     td_tensor *buffer = td_bucket_buffer(bucket);
     const td_kernels *kernels = td__kernels_of(buffer);
     td_group *group = td_bucket_group(bucket);
-    TD_TRY(kernels->binary_scalar(TD_BINARY_MUL, buffer, buffer, 1.0 / td_get_world_size(group), false));
+    TD_TRY(kernels->binary_scalar(TD_BINARY_MUL, buffer, buffer, 1.0 / td_get_world_size(group),
+                                  false));
     TD_TRY(kernels->copy(halves->tensor, buffer));
     td_bucket_count_sent(bucket, td_tensor_nbytes(halves->tensor));
     return td_all_reduce(halves->tensor, TD_SUM, group, &halves->work);

@@ -1,7 +1,7 @@
 /* DataParallel: one batch on several devices of one process; see parallel.h.
  *
- *     inputs ──┬─ parts 0 on cpu:0 ─ replica 0 ─┬── output
- *              └─ parts 1 on cpu:1 ─ replica 1 ─┘
+ *     inputs ──┬─ parts 0 on cuda:0 ─ replica 0 ─┬── output
+ *              └─ parts 1 on cuda:1 ─ replica 1 ─┘
  *
  * The four steps, which are public, are in device_steps.c. The module may be on any device:
  * replicas have copies of its tensors on theirs. If replica 0 has copies, too, its buffers are
@@ -18,10 +18,49 @@
 #include <unistd.h>
 
 struct data_parallel {
-    int count, dim;
-    td_device **devices;
+    td_device **devices; /* NULL: those of the module's kind, which td_module_to() may change */
+    int count;           /* of devices; 0: all of the kind */
+    int dim;
     td_device *output; /* NULL: where the module is */
 };
+
+/* ---- Devices ---------------------------------------------------------------------------------------- */
+
+static void free_devices(void *data)
+{
+    struct data_parallel *parallel = data;
+    free(parallel->devices);
+}
+
+/* Copies `devices`, or makes room for them if they are NULL. */
+static td_status set_devices(struct data_parallel *parallel, td_device *const *devices, int count)
+{
+    parallel->count = count;
+    parallel->devices = calloc((size_t)count, sizeof(td_device *));
+    if (!parallel->devices)
+        return td__fail_nomem("td_data_parallel");
+    for (int i = 0; i < count && devices; i++)
+        parallel->devices[i] = devices[i];
+    return TD_OK;
+}
+
+/* How many devices of a kind there are by default: on the host one for each processor. */
+static int default_count(const char *kind)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int count = td_device_count(kind);
+    return !strcmp(kind, "cpu") && processors < count ? (int)processors : count;
+}
+
+static td_status check_count(int count, const char *kind)
+{
+    if (count <= td_device_count(kind))
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "td_data_parallel: device_count is %d, and there are %d devices of the module's "
+                   "kind \"%s\"; pass fewer, or device_ids",
+                   count, td_device_count(kind), kind);
+}
 
 /* ---- Inputs ----------------------------------------------------------------------------------------- */
 
@@ -70,7 +109,7 @@ static td_status scatter(const struct data_parallel *parallel, const td_tensor_l
 
 /* Concatenates result k of all replicas, for each k. `list` is as for scatter(). */
 static td_status gather(const struct data_parallel *parallel, const td_tensor_list *parts,
-                        int count, td_device *output, td_tensor **list, td_tensor_list *results)
+                        int count, td_tensor **list, td_tensor_list *results)
 {
     for (int i = 1; i < count; i++)
         if (parts[i].count != parts[0].count)
@@ -81,9 +120,9 @@ static td_status gather(const struct data_parallel *parallel, const td_tensor_li
     for (int k = 0; k < parts[0].count; k++) {
         for (int i = 0; i < count; i++)
             list[i] = parts[i].at[k];
-        td_tensor *whole = parallel->count == 1
-                               ? td_tensor_to(list[0], output)
-                               : td_gather_from_devices(list, count, output, parallel->dim);
+        td_tensor *whole = parallel->count == 1 ? td_tensor_to(list[0], parallel->output)
+                                                : td_gather_from_devices(
+                                                      list, count, parallel->output, parallel->dim);
         TD_TRY(td_tensor_list_add(results, parts[0].names[k], whole));
     }
     return TD_OK;
@@ -139,12 +178,30 @@ static td_status run(td_module *module, const struct data_parallel *parallel, td
     return status;
 }
 
-static td_status data_parallel_forward(td_module *module, const td_tensor_list *inputs,
-                                       td_tensor_list *results)
+/* With the devices for a module on `home`; free_devices() frees them. */
+static td_status resolve(const struct data_parallel *from, td_device *home,
+                         struct data_parallel *resolved)
 {
-    const struct data_parallel *parallel = td_module_data(module);
-    td_module *inner = td_child(module, 0);
-    td_device *output = parallel->output ? parallel->output : device_of(inner, inputs->at[0]);
+    *resolved = *from;
+    if (!from->output)
+        resolved->output = home;
+    if (from->devices)
+        return set_devices(resolved, from->devices, from->count);
+    const char *kind = td_device_kind(home);
+    TD_TRY(check_count(from->count, kind));
+    int count = from->count ? from->count : default_count(kind);
+    TD_TRY(set_devices(resolved, NULL, count));
+    for (int i = 0; i < count; i++) {
+        char name[48];
+        snprintf(name, sizeof name, "%s:%d", kind, i);
+        resolved->devices[i] = td_device_get(name);
+    }
+    return TD_OK;
+}
+
+static td_status run_on_devices(const struct data_parallel *parallel, td_module *inner,
+                                const td_tensor_list *inputs, td_tensor_list *results)
+{
     td_tensor_list *parts = calloc((size_t)parallel->count, sizeof *parts);
     td_tensor **list = calloc((size_t)parallel->count, sizeof *list);
     int count = 0;
@@ -154,38 +211,31 @@ static td_status data_parallel_forward(td_module *module, const td_tensor_list *
     if (!status)
         status = run(inner, parallel, parts, count);
     if (!status)
-        status = gather(parallel, parts, count, output, list, results);
+        status = gather(parallel, parts, count, list, results);
     free(parts);
     free(list);
     return status;
 }
 
-/* ---- Making one ------------------------------------------------------------------------------------- */
-
-static void free_devices(void *data)
+static td_status data_parallel_forward(td_module *module, const td_tensor_list *inputs,
+                                       td_tensor_list *results)
 {
-    struct data_parallel *parallel = data;
-    free(parallel->devices);
-}
-
-static td_status set_devices(struct data_parallel *parallel, td_device *const *devices, int count)
-{
-    parallel->count = count;
-    parallel->devices = calloc((size_t)count, sizeof *parallel->devices);
-    if (!parallel->devices)
-        return td__fail_nomem("td_data_parallel");
-    for (int i = 0; i < count; i++) {
-        char name[24];
-        snprintf(name, sizeof name, "cpu:%d", i);
-        parallel->devices[i] = devices ? devices[i] : td_device_get(name);
+    td_module *inner = td_child(module, 0);
+    struct data_parallel parallel;
+    td_status status = resolve(td_module_data(module), device_of(inner, inputs->at[0]), &parallel);
+    if (!status) {
+        status = run_on_devices(&parallel, inner, inputs, results);
+        free_devices(&parallel);
     }
-    return TD_OK;
+    return status;
 }
+
+/* ---- Making one ------------------------------------------------------------------------------------- */
 
 static td_status copy_devices(void *data, const void *from)
 {
     const struct data_parallel *other = from;
-    return set_devices(data, other->devices, other->count);
+    return other->devices ? set_devices(data, other->devices, other->count) : TD_OK;
 }
 
 static td_status refuse_sending(const td_module *module, td_state *options)
@@ -206,16 +256,16 @@ static const td_module_ops data_parallel_ops = {
     .save_options = refuse_sending,
 };
 
-static td_status check_devices(const td_data_parallel_options *options)
+static td_status check_devices(td_module *module, const td_data_parallel_options *options)
 {
     if (options->device_count < 0 || (options->device_ids && options->device_count == 0))
         return td_fail(TD_ERR_INVALID,
                        "td_data_parallel: device_count is %d; it must be the number of "
                        "device_ids",
                        options->device_count);
-    if (!options->device_ids && options->device_count > td_device_count("cpu"))
-        return td_fail(TD_ERR_INVALID, "td_data_parallel: %d devices are too many; there are %d",
-                       options->device_count, td_device_count("cpu"));
+    td_device *home = device_of(module, NULL); /* NULL: a module without tensors */
+    if (!options->device_ids && home)
+        TD_TRY(check_count(options->device_count, td_device_kind(home)));
     for (int i = 0; i < options->device_count && options->device_ids; i++)
         if (!td__use_device("td_data_parallel", options->device_ids[i]))
             return td__error_status();
@@ -224,18 +274,16 @@ static td_status check_devices(const td_data_parallel_options *options)
     return TD_OK;
 }
 
-static td_module *make(const td_data_parallel_options *options)
+static td_module *make(td_module *module, const td_data_parallel_options *options)
 {
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    int most = td_device_count("cpu"), all = processors < most ? (int)processors : most;
-    if (td__check_reserved("td_data_parallel", options->reserved) || check_devices(options))
+    if (td__check_reserved("td_data_parallel", options->reserved) || check_devices(module, options))
         return NULL;
     td_module *wrapped = td_module_create(&data_parallel_ops);
     if (!wrapped)
         return NULL;
     struct data_parallel *parallel = td_module_data(wrapped);
-    if (set_devices(parallel, options->device_ids,
-                    options->device_count ? options->device_count : all)) {
+    parallel->count = options->device_count;
+    if (options->device_ids && set_devices(parallel, options->device_ids, options->device_count)) {
         *parallel = (struct data_parallel){0};
         td_module_destroy(wrapped);
         return NULL;
@@ -251,7 +299,7 @@ td_module *td_data_parallel(td_module *module, const td_data_parallel_options *o
 {
     if (!module)
         return td__null(__func__);
-    td_module *wrapped = make(options ? options : &(td_data_parallel_options){0});
+    td_module *wrapped = make(module, options ? options : &(td_data_parallel_options){0});
     if (!wrapped) {
         td_module_destroy(module);
         return NULL;

@@ -68,6 +68,7 @@ struct share {
     struct apply *apply;
     td_module *module;
     const td_tensor_list *inputs;
+    td_stream *stream;      /* of the caller on its device: the inputs come from there */
     td_tensor_list results; /* one reference of each */
     td_status status;
     struct td__error error;
@@ -88,6 +89,7 @@ static void run_share(void *arg)
     bool before = td_set_grad_enabled(apply->grad_mode);
     struct td__autocast_state autocast = td__autocast_switch(&apply->autocast);
     {
+        TD_STREAM_SCOPE(share->stream);
         TD_SCOPE;
         share->status = td_forward_list(share->module, share->inputs, &share->results);
         for (int i = 0; i < share->results.count; i++)
@@ -147,6 +149,7 @@ td_status td_parallel_apply(td_module *const *modules, const td_tensor_list *inp
         shares[i].inputs = &inputs[i];
         td_device *device = inputs[i].count > 0 ? td_tensor_device(inputs[i].at[0])
                                                 : td__host_device();
+        shares[i].stream = td_current_stream(device);
         if (td_device_submit(device, run_share, &shares[i])) /* its worker cannot be started */
             run_share(&shares[i]);
     }

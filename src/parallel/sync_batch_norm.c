@@ -13,7 +13,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "nn/module.h"
-#include "parallel/flat_elements.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/parallel.h>
 
@@ -23,6 +23,22 @@
 #include <string.h>
 
 enum { RUNNING_MEAN, RUNNING_VAR, BATCHES };
+
+/* Single elements of contiguous f32 and f64 tensors in the host's memory, as doubles. */
+static double get(const td_tensor *x, int64_t at)
+{
+    const void *data = td_tensor_data(x);
+    return x->layout.dtype == TD_F64 ? ((const double *)data)[at] : ((const float *)data)[at];
+}
+
+static void set(td_tensor *x, int64_t at, double value)
+{
+    void *data = td_tensor_data(x);
+    if (x->layout.dtype == TD_F64)
+        ((double *)data)[at] = value;
+    else
+        ((float *)data)[at] = (float)value;
+}
 
 static const char *const call = "td_sync_batch_norm";
 
@@ -65,8 +81,8 @@ static td_status measure(double *part, td_tensor *x, td_tensor *scratch)
     TD_TRY(kernels->binary(TD_BINARY_SUB, scratch, x, wide));
     TD_TRY(kernels->reduce(TD_REDUCE_KIND_SQUARES, squares, scratch, 1u << 0 | 1u << 2));
     for (int64_t c = 0; c < channels; c++) {
-        part[c] = td__get(mean, c);
-        part[channels + c] = td__get(squares, c);
+        part[c] = get(mean, c);
+        part[channels + c] = get(squares, c);
     }
     return TD_OK;
 }
@@ -88,8 +104,8 @@ static double combine(const double *parts, int size, int64_t channels, td_tensor
             squares += parts[r * step + channels + c] +
                        parts[r * step + 2 * channels] * away * away;
         }
-        td__set(mean, c, middle);
-        td__set(var, c, squares / total);
+        set(mean, c, middle);
+        set(var, c, squares / total);
     }
     return total;
 }
@@ -337,18 +353,18 @@ static td_status gather_sums(const struct sync_norm *record, td_tensor *weight, 
     if (!sums)
         return td__fail_nomem(call);
     for (size_t c = 0; c < channels; c++) {
-        sums[c] = td__get(slope, (int64_t)c);
-        sums[channels + c] = td__get(shift, (int64_t)c);
+        sums[c] = get(slope, (int64_t)c);
+        sums[channels + c] = get(shift, (int64_t)c);
     }
     td_status status = td_get_world_size(record->group) > 1
                            ? td_group_all_reduce(sums, sums, 2 * channels, TD_F64, TD_SUM,
                                                  record->group, NULL)
                            : TD_OK;
     for (size_t c = 0; c < channels && !status; c++) {
-        double factor = (weight ? td__get(weight, (int64_t)c) : 1) * td__get(rstd, (int64_t)c) /
+        double factor = (weight ? get(weight, (int64_t)c) : 1) * get(rstd, (int64_t)c) /
                         record->total;
-        td__set(slope, (int64_t)c, factor * sums[c]);
-        td__set(shift, (int64_t)c, factor * sums[channels + c]);
+        set(slope, (int64_t)c, factor * sums[c]);
+        set(shift, (int64_t)c, factor * sums[channels + c]);
     }
     free(sums);
     return status;

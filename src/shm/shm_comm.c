@@ -68,7 +68,12 @@ static td_status broken(struct td__shm_comm *comm)
             td__sleep_ns(POLL_NS);
     memcpy(reason, comm->head->reason, sizeof reason);
     reason[sizeof reason - 1] = 0;
-    uint32_t status = comm->head->status;
+    uint32_t status = comm->head->status, breaker = comm->head->breaker;
+    /* A failure of another rank's system or device, which its text alone would make look like one of this rank. */
+    if (status == TD_ERR_SYSTEM && breaker != (uint32_t)comm->index &&
+        breaker < (uint32_t)comm->size)
+        return td_fail(TD_ERR_PEER, "%s has failed: %s",
+                       td__endpoint_describe(comm->endpoint, comm->world_ranks[breaker]), reason);
     return td_fail(status > TD_OK && status <= TD_ERR_ABORTED ? (td_status)status : TD_ERR_PEER,
                    "%s", reason);
 }

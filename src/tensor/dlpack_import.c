@@ -8,7 +8,6 @@
 
 /* What the storage of an imported tensor owns. One of the two is NULL. */
 struct import {
-    td_device *device;
     struct DLManagedTensor *managed;
     struct DLManagedTensorVersioned *versioned;
 };
@@ -18,12 +17,6 @@ static void end_import(void *data, void *arg)
 {
     (void)data;
     struct import *import = arg;
-    /* The producer may reuse the memory at once, and knows nothing of our streams. A failure of the device is reported
-     * by the next call that uses it. */
-    struct td__error before;
-    td__error_save(&before);
-    if (td__wait_for_device("end of a DLPack import", import->device))
-        td__error_undo(&before);
     if (import->managed && import->managed->deleter)
         import->managed->deleter(import->managed);
     if (import->versioned && import->versioned->deleter)
@@ -106,8 +99,8 @@ static td_tensor *import_tensor(const char *call, const struct td__dl_tensor *fr
     void *data = NULL;
     if (read_layout(call, from, &layout) || find_data(call, from, &layout, &data))
         return NULL;
-    owner.device = td__dlpack_device(call, from->device, wanted);
-    if (!owner.device)
+    td_device *device = td__dlpack_device(call, from->device, wanted);
+    if (!device)
         return NULL;
     struct import *import = malloc(sizeof *import);
     if (!import) {
@@ -116,9 +109,8 @@ static td_tensor *import_tensor(const char *call, const struct td__dl_tensor *fr
     }
     *import = owner;
     size_t bytes = td__layout_extent(&layout);
-    struct td__storage *storage = read_only
-                                      ? td__storage_borrow(owner.device, data, bytes, NULL, NULL)
-                                      : td__storage_of(owner.device, data, bytes, NULL, NULL);
+    struct td__storage *storage = read_only ? td__storage_borrow(device, data, bytes, NULL, NULL)
+                                            : td__storage_of(device, data, bytes, NULL, NULL);
     td_tensor *tensor = storage ? td__adopt(td__tensor_over(storage, 0, &layout)) : NULL;
     if (tensor) { /* otherwise the producer keeps it */
         storage->free_fn = end_import;

@@ -107,10 +107,19 @@ void td__storage_retain(struct td__storage *storage)
     atomic_fetch_add_explicit(&storage->owners, 1, memory_order_relaxed);
 }
 
-static void free_memory(void *data, td_blob_free_fn free_fn, void *arg)
+/* Memory of an accelerator that is not of its cache may be reused at once by its owner, which knows nothing of our
+ * streams: the host waits for all of them. A failure of the device is reported by the next call that uses it. */
+static void free_memory(const struct td__storage *storage)
 {
-    if (free_fn)
-        free_fn(data, arg);
+    if (!storage->free_fn)
+        return;
+    if (!storage->device->is_host && storage->free_fn != td__block_free) {
+        struct td__error before;
+        td__error_save(&before);
+        if (td__wait_for_device("end of a tensor over memory of the program", storage->device))
+            td__error_undo(&before);
+    }
+    storage->free_fn(storage->data, storage->arg);
 }
 
 /* ---- Leases ------------------------------------------------------------------------------------ */
@@ -217,8 +226,8 @@ void td__lease_return(struct td__lease *lease)
     if (last && !orphaned)
         atomic_store_explicit(&lease->storage->lease, NULL, memory_order_release);
     pthread_mutex_unlock(&leases);
-    if (last && orphaned)
-        free_memory(lease->data, lease->free_fn, lease->arg);
+    if (last && orphaned && lease->free_fn)
+        lease->free_fn(lease->data, lease->arg); /* of the host: other memory is not lent */
     if (last)
         free(lease);
 }
@@ -290,6 +299,6 @@ void td__storage_release(struct td__storage *storage)
         pthread_mutex_unlock(&leases);
     }
     if (!lease)
-        free_memory(storage->data, storage->free_fn, storage->arg);
+        free_memory(storage);
     free(storage);
 }
