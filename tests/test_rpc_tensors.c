@@ -1,5 +1,6 @@
 /* Tensors in calls: lent on one host, copied otherwise; each side may change its own. */
 #include "base/clock.h"
+#include "rpc/rpc_agent.h"
 #include "rpc_boxes.h"
 #include "runner.h"
 #include "tensor/tensor_internal.h"
@@ -53,7 +54,8 @@ static td_value *scribble(td_rpc_call *call, td_value *const *args, int count)
 static td_value *make(td_rpc_call *call, td_value *const *args, int count)
 {
     (void)call, (void)count;
-    return td_value_from_tensor(td_full(TD_SHAPE(2, LARGE), (double)boxes_int(args[0]), TD_F32, NULL));
+    return td_value_from_tensor(
+        td_full(TD_SHAPE(2, LARGE), (double)boxes_int(args[0]), TD_F32, NULL));
 }
 
 static void begin(void)
@@ -127,6 +129,31 @@ RANKS(all_kinds, .ranks = 2)
     begin();
     if (td_test_rank() == 0)
         exchange_all_kinds();
+    boxes_end();
+}
+
+/* Several threads copy one tensor, and several tensors at once. */
+RANKS(large_ones_by_value, .ranks = 2)
+{
+    enum { ELEMENTS = (10 << 20) / 4 + 77, CALLS = 4 };
+    atomic_store(&td__rpc_copy_helpers, 3);
+    begin();
+    if (td_test_rank() == 0) {
+        TD_SCOPE;
+        td_tensor *x = td_zeros(TD_SHAPE(ELEMENTS), TD_I32, NULL);
+        int32_t *numbers = td_tensor_data(x);
+        for (int i = 0; i < ELEMENTS; i++)
+            numbers[i] = i;
+        exchange(x);
+        td_future *futures[CALLS];
+        for (int i = 0; i < CALLS; i++)
+            futures[i] = td_rpc_async("w1", "echo", TD_ARGS(x), &copied);
+        for (int i = 0; i < CALLS; i++) {
+            td_tensor *back = td_value_tensor(td_future_wait(futures[i], 0));
+            CHECK(back && !is_borrowed(back));
+            CHECK_MEM(td_tensor_data(back), numbers, ELEMENTS * sizeof *numbers);
+        }
+    }
     boxes_end();
 }
 

@@ -10,7 +10,7 @@
  * waits for a future; or at the next tick. A tick is an expiry of `timer`, while there is something to do:
  *
  *     control->awake    1: a thread leads, or the timer ticks. Other workers write to their rings, and no more
- *                       0: all threads sleep. Other workers send a byte on the socket of the link, which wakes one
+ *                       0: all threads sleep. Other workers write to `event`, which wakes one
  *
  * A thread that has stopped waiting for a future neither sleeps nor wakes another thread: if no thread has led since
  * the last tick, one of the agent's does. A thread of the agent that finds nothing to do for a while sets `awake` to 0
@@ -231,7 +231,7 @@ static bool has_news(struct td__rpc_agent *agent)
 /* Gives the lead back, and lets other workers know that all sleep. False if there is something to do meanwhile, and
  * this thread leads again.
  *
- * Another worker that has seen `awake` at 0 sends a byte, which wakes a thread. If that thread cannot take the lead
+ * Another worker that has seen `awake` at 0 writes to `event`, which wakes a thread. If that thread cannot take the lead
  * because this one has it still, it sets `missed`. */
 static bool go_to_sleep(struct td__rpc_agent *agent)
 {
@@ -468,8 +468,6 @@ static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *ev
         return false;
     pthread_mutex_lock(&agent->lock);
     struct td__rpc_link *link = agent->by_id[id];
-    if (link)
-        td__link_drain(link);
     if (link && event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         atomic_store(&link->hup, true);
     pthread_mutex_unlock(&agent->lock);

@@ -1,8 +1,7 @@
 /* A link to another worker: a stream of messages in each direction.
  *
  *     other host    the bytes go over a socket
- *     this host     they go through rings in shared memory; the socket carries one byte to wake an agent that sleeps,
- *                   and ends with its process
+ *     this host     they go through rings in shared memory; the socket only ends with its process
  *
  * Any thread writes, under write_lock; only the thread that leads (io.c) reads.
  *
@@ -40,7 +39,8 @@ static struct td__rpc_link *create(struct td__rpc_agent *agent, int rank, int fd
         td__fail_nomem("rpc");
         return NULL;
     }
-    *link = (struct td__rpc_link){.agent = agent, .rank = rank, .fd = fd, .local = local};
+    *link = (struct td__rpc_link){
+        .agent = agent, .rank = rank, .fd = fd, .event = -1, .local = local};
     atomic_init(&link->users, 1);
     pthread_mutex_init(&link->write_lock, NULL);
     pthread_mutex_init(&link->resume_lock, NULL);
@@ -70,6 +70,8 @@ void td__link_release(struct td__rpc_link *link)
     td__byte_ring_unmap(&link->rings);
     if (link->control)
         munmap(link->control, td__page_size());
+    if (link->event >= 0)
+        close(link->event);
     if (link->fd >= 0)
         close(link->fd);
     pthread_mutex_destroy(&link->write_lock);
@@ -127,7 +129,7 @@ void td__handshakes_cancel(struct td__rpc_agent *agent)
 void td__link_watch(struct td__rpc_link *link)
 {
     struct td__rpc_agent *agent = link->agent;
-    struct epoll_event event = {.events = EPOLLIN | EPOLLET | (link->local ? EPOLLRDHUP : EPOLLOUT),
+    struct epoll_event event = {.events = EPOLLET | (link->local ? EPOLLRDHUP : EPOLLIN | EPOLLOUT),
                                 .data.u64 = link->id};
     if (epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_ADD, link->fd, &event))
         atomic_store(&link->hup, true);
@@ -195,13 +197,20 @@ static td_status recv_fd(struct td__rpc_link *link, int *fd, td__deadline deadli
     return error ? failed(error) : TD_OK;
 }
 
+/* What the other worker needs to see whether this agent sleeps, and to wake it. */
+static td_status send_control(struct td__rpc_link *link, td__deadline deadline)
+{
+    TD_TRY(send_fd(link, link->agent->control_fd, deadline));
+    return send_fd(link, link->agent->event, deadline);
+}
+
 static td_status recv_control(struct td__rpc_link *link, td__deadline deadline)
 {
     int fd;
     TD_TRY(recv_fd(link, &fd, deadline));
     td_status status = map_control(link, fd);
     close(fd);
-    return status;
+    return status ? status : recv_fd(link, &link->event, deadline);
 }
 
 static td_status open_rings(struct td__rpc_link *link, td__deadline deadline)
@@ -211,7 +220,7 @@ static td_status open_rings(struct td__rpc_link *link, td__deadline deadline)
     td_status status = send_fd(link, fd, deadline);
     close(fd);
     if (!status)
-        status = send_fd(link, link->agent->control_fd, deadline);
+        status = send_control(link, deadline);
     return status ? status : recv_control(link, deadline);
 }
 
@@ -223,13 +232,12 @@ static td_status accept_rings(struct td__rpc_link *link, td__deadline deadline)
     close(fd);
     if (!status)
         status = recv_control(link, deadline);
-    return status ? status : send_fd(link, link->agent->control_fd, deadline);
+    return status ? status : send_control(link, deadline);
 }
 
 /* The last byte of the handshake: the other worker has the link, and knows its number. If the byte is lost, the opener
  * has no link; what the other worker has sent over it until then is sent over the next one (td__agent_link_ended()).
- * Over rings it sends nothing before the opener has the link: its ring is full until then. A byte that is to wake this
- * worker does as well. */
+ * Over rings it sends nothing before the opener has the link: its ring is full until then. */
 static td_status await_ready(struct td__rpc_link *link, td__deadline deadline)
 {
     uint8_t ready;
@@ -611,12 +619,4 @@ bool td__link_read(struct td__rpc_link *link)
         atomic_store(&link->hup, true);
     link->ended |= link->leaving;
     return read > 0;
-}
-
-/* Bytes that come later are another event, and so is the end of the socket. */
-void td__link_drain(struct td__rpc_link *link)
-{
-    char bytes[256];
-    while (recv(link->fd, bytes, sizeof bytes, MSG_DONTWAIT) == sizeof bytes)
-        continue;
 }

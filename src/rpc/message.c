@@ -535,7 +535,7 @@ td_status td__incoming_own(struct td__incoming *incoming)
     for (uint32_t i = 0; incoming->header.copy && i < incoming->header.tensors; i++) {
         td_tensor *tensor = incoming->tensors ? incoming->tensors[i] : NULL;
         if (tensor && td__storage_is_borrowed(tensor->storage))
-            TD_TRY(td__storage_unshare(tensor->storage));
+            TD_TRY(td__storage_unshare_by(tensor->storage, td__rpc_copy, incoming->agent));
     }
     return TD_OK;
 }

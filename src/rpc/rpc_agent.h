@@ -10,6 +10,7 @@
  *     rpc_calls.c   calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
  *     lease.c       tensors that are lent and borrowed
+ *     parallel_copy.c  large tensors by value
  *     rpc_devices.c tensors of accelerators
  *     rref.c        remote references
  *
@@ -33,7 +34,7 @@
  *  read for every message, and seldom written. */
 struct td__rpc_control {
     _Atomic uint32_t awake;             /* a thread reads the rings */
-    _Alignas(64) _Atomic uint32_t rung; /* a byte that wakes the agent is under way */
+    _Alignas(64) _Atomic uint32_t rung; /* the agent is being woken */
     _Atomic int processor;              /* of the thread that reads, plus one; 0: not known */
     _Atomic uint32_t barriers; /* it sleeps after a barrier on all processors; see agent_wake.c */
 };
@@ -42,7 +43,8 @@ struct td__rpc_link {
     struct td__rpc_link *next; /* in agent->new_links */
     struct td__rpc_agent *agent;
     int rank;   /* of the worker at the other end */
-    int fd;     /* carries the messages; if there are rings, the bytes that wake the agent */
+    int fd;     /* carries the messages, unless there are rings */
+    int event;  /* of the other worker, if there are rings: wakes its agent */
     bool local; /* there are rings */
     bool opener;
     uint64_t number; /* its name on both workers; the opener has chosen it */
@@ -103,9 +105,6 @@ static inline bool td__link_has_room(const struct td__rpc_link *link)
 /** Reads what is there, and passes complete messages to td__agent_receive(). True if there was something. On the thread
  *  that leads. */
 bool td__link_read(struct td__rpc_link *link);
-
-/** Removes the bytes that woke the agent. */
-void td__link_drain(struct td__rpc_link *link);
 
 /* A handshake begins with HELLO: what it is for, the number of the link, and the bytes that were received before. */
 enum { TD__LINK_HELLO = 0x63707274, TD__LINK_HELLO_SIZE = 24 };
@@ -246,7 +245,7 @@ struct td__rpc_agent {
     int link_count, link_capacity;
     struct td__rpc_link **by_id; /* under `lock` */
     uint64_t id_count, id_capacity;
-    int near; /* workers of this host; under `lock` */
+    atomic_int near; /* workers of this host */
     bool
         pinned; /* this process has one processor: `control` tells which workers share it, their number does not */
     atomic_bool oversubscribed;
@@ -459,6 +458,14 @@ void td__io_register_barriers(struct td__rpc_agent *agent);
 
 /** Between a write of `awake` and a read of the rings. False if it failed: the agent must not sleep. */
 bool td__io_fence_before_sleep(const struct td__rpc_agent *agent);
+
+/* ---- parallel_copy.c -------------------------------------------------------------------------- */
+
+/** As memcpy(), for tensors: large ones with the help of idle threads of the agent `arg`. */
+void td__rpc_copy(void *arg, void *to, const void *from, size_t bytes);
+
+/** For tests: how many threads help; -1: as the processors allow. */
+extern atomic_int td__rpc_copy_helpers;
 
 /* ---- rpc_calls.c --------------------------------------------------------------------------------- */
 

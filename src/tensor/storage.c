@@ -232,7 +232,22 @@ void td__lease_return(struct td__lease *lease)
         free(lease);
 }
 
+static td_status copy_storage(struct td__storage *to, struct td__storage *from, td__copy_fn *copy,
+                              void *arg)
+{
+    struct td__place target = td__storage_place(to, 0), source = td__storage_place(from, 0);
+    if (!copy)
+        return td__copy_between("tensor", &target, &source, from->bytes, true);
+    copy(arg, target.data, source.data, from->bytes);
+    return TD_OK;
+}
+
 td_status td__storage_unshare(struct td__storage *storage)
+{
+    return td__storage_unshare_by(storage, NULL, NULL);
+}
+
+td_status td__storage_unshare_by(struct td__storage *storage, td__copy_fn *copy_fn, void *arg)
 {
     if (storage->bytes == 0)
         return TD_OK;
@@ -243,8 +258,7 @@ td_status td__storage_unshare(struct td__storage *storage)
      * lease free the memory that is copied here. */
     pthread_mutex_lock(&leases);
     struct td__lease *lease = atomic_load_explicit(&storage->lease, memory_order_relaxed);
-    struct td__place to = td__storage_place(copy, 0), from = td__storage_place(storage, 0);
-    td_status status = lease ? td__copy_between("tensor", &to, &from, storage->bytes, true) : TD_OK;
+    td_status status = lease ? copy_storage(copy, storage, copy_fn, arg) : TD_OK;
     if (lease && !status) {
         struct td__storage former = {
             .data = storage->data, .free_fn = storage->free_fn, .arg = storage->arg};

@@ -101,6 +101,10 @@ bool td__storage_is_borrowed(const struct td__storage *storage);
 /** Moves a storage that is lent; TD_ERR_NOMEM if that is not possible. */
 td_status td__storage_unshare(struct td__storage *storage);
 
+/** The same for memory of the host, which copy(arg, to, from, bytes) copies; it must not lend or release tensors. */
+typedef void td__copy_fn(void *arg, void *to, const void *from, size_t bytes);
+td_status td__storage_unshare_by(struct td__storage *storage, td__copy_fn *copy, void *arg);
+
 /* ---- Layout (layout.c) -----------------------------------------------------------------------
  *
  * Numbers of elements and bytes of a layout that was made here fit an int64_t, also that of the
