@@ -57,7 +57,8 @@ typedef struct td_call {
     uint32_t detail; /* must be the same on all ranks as well: the purpose of the call; 0: none */
 
     /* Where the buffers are: NULL for host memory. Otherwise `stream` is one of the group's own on that device, which
-     * runs after all that the caller has enqueued; what the backend enqueues there is the result of the call. */
+     * runs after all that the caller has enqueued; what the backend enqueues there is the result of the call. For
+     * submit(), the messages to each rank have a stream of their own, and those from each rank. */
     td_device *device;
     td_stream *stream;
 } td_call;
@@ -109,8 +110,9 @@ typedef struct td_backend_ops {
     void (*progress)(void *self, td_work *work, int64_t timeout_ms);
 
     /** The group is aborted (td_group_abort(), td_group_shrink()): makes the calls under way fail soon, with the
-     *  td_last_error() of this thread. From any thread, also during other calls, and it must not
-     *  block. NULL: they go on until their end. */
+     *  td_last_error() of this thread. From any thread, also during other calls, several times, and it must not
+     *  block. NULL: they go on until their end. A backend with submit() is aborted whenever its group breaks, also since
+     *  the process of a member has ended: it ends what it has enqueued on devices. */
     void (*abort)(void *self);
 
     /* What follows makes a backend faster, or its error texts clearer. All of it may be left out. */
@@ -172,6 +174,18 @@ typedef struct td_backend_ops {
  *  use it go on. */
 TD_API td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg);
 
+/** For threads of a backend with submit(), from create() to destroy(), and not with a lock that abort() locks.
+ *
+ *  td_backend_fail(): a call has failed after its work was complete. Breaks the group with `status` and the
+ *  td_last_error() of this thread, which calls abort(): later calls fail with that, and so do td_work_wait() and
+ *  td_work_synchronize() for works on devices.
+ *
+ *  td_backend_compare(): a collective does not end. Queries `rank` of the group for its calls up to `sequence`, for up to
+ *  250 ms. TD_ERR_MISMATCH, with both calls: it has made another one; TD_ERR_PEER: it has left, and has not made the call
+ *  as far as this rank knows; if the group has failed there: that. TD_OK else, also where it does not answer. */
+TD_API void td_backend_fail(const td_backend_context *context, td_status status);
+TD_API td_status td_backend_compare(const td_backend_context *context, uint64_t sequence, int rank);
+
 /** Completes a work of post() or submit(): once, with the td_last_error() of this thread where `status` is not
  *  TD_OK. `source` and `received` are those of a recv (a rank in the group, and bytes). */
 TD_API void td_work_complete(td_work *work, td_status status, int source, size_t received);
@@ -182,6 +196,9 @@ TD_API void td_work_complete(td_work *work, td_status status, int source, size_t
 TD_API void td_reduce_begin(const td_call *call, void *data, size_t count);
 TD_API void td_reduce_combine(const td_call *call, void *acc, const void *other, size_t count);
 TD_API void td_reduce_end(const td_call *call, void *acc, size_t count, int size);
+
+/** Whether the operation of a call is TD_PREMUL_SUM, also by td_reduce_op_create_premul_sum(), and its factor. */
+TD_API bool td_reduce_factor(const td_call *call, double *factor);
 
 #ifdef __cplusplus
 }

@@ -282,7 +282,8 @@ TD_API td_status td_group_grow(td_group *group, const td_group_options *options,
  * what was enqueued there before the call. */
 
 /** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns its status. Of a call on
- *  an accelerator's tensors: makes the thread's current stream of the device wait for the result; the host does not.
+ *  an accelerator's tensors: makes the thread's current stream of the device wait for the result; the host does not. If
+ *  the group has broken before its device had all results, this returns its failure, with some backends (nccl.md).
  *  TD_ERR_TIMEOUT of this call leaves the work as it is; TD_NOW returns it at once where the work is not complete.
  *  May be called again. A collective that has not begun is carried out by the waiting thread, behind those queued before
  *  it: waiting at once costs no more than a blocking call. */

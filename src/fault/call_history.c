@@ -78,6 +78,15 @@ static uint64_t mix(uint64_t past, uint64_t more)
     return past ^ past >> 32;
 }
 
+static void add(struct td__call_history *history, const struct td__call_header *call,
+                uint64_t sequence)
+{
+    pthread_mutex_lock(&history->lock);
+    *entry_of(history, sequence) = *call;
+    history->last = sequence > history->last ? sequence : history->last;
+    pthread_mutex_unlock(&history->lock);
+}
+
 void td__call_history_note(struct td__call_history *history, struct td__operation *operation)
 {
     operation->past = history->past;
@@ -85,17 +94,23 @@ void td__call_history_note(struct td__call_history *history, struct td__operatio
     uint64_t what = call.kind | (uint64_t)call.dtype << 8 | (uint64_t)call.op << 16 |
                     (uint64_t)call.root << 32;
     history->past = (uint32_t)mix(mix(mix(history->past, what), call.count), call.detail);
-    pthread_mutex_lock(&history->lock);
-    *entry_of(history, operation->call.sequence) = call;
-    history->last = operation->call.sequence;
-    pthread_mutex_unlock(&history->lock);
+    add(history, &call, operation->call.sequence);
+}
+
+void td__call_history_submit(struct td__call_history *history,
+                             const struct td__operation *operation)
+{
+    struct td__call_header call = td__header_of(operation, operation->call.count, 0, 0);
+    history->submits = true;
+    add(history, &call, operation->call.sequence);
 }
 
 void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
                           bool synchronised)
 {
     pthread_mutex_lock(&history->lock);
-    history->done = operation->call.sequence;
+    if (operation->call.sequence > history->done)
+        history->done = operation->call.sequence;
     if (synchronised)
         history->verified = operation->call.sequence;
     if (operation->call.input_counts)
@@ -226,6 +241,24 @@ td_status td__call_history_query(struct td__call_history *history, td_group *gro
     return query(history, group, rank, operation, &state);
 }
 
+td_status td__call_history_compare(struct td__call_history *history, td_group *group, int rank,
+                                   const struct td__operation *operation)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    struct answer_state state = {0};
+    if (td__endpoint_presence(endpoint, rank) == TD__PRESENT)
+        TD_TRY(query(history, group, rank, operation, &state));
+    if (state.answered ? !state.left || state.last >= operation->call.sequence
+                       : td__endpoint_presence(endpoint, rank) == TD__PRESENT)
+        return TD_OK;
+    struct td__operation called = *operation;
+    pthread_mutex_lock(&history->lock);
+    called.call.kind = (td_op_kind)entry_of(history, operation->call.sequence)->kind;
+    pthread_mutex_unlock(&history->lock);
+    return td_fail(TD_ERR_PEER, "%s: %s has left", td__operation_describe(&called),
+                   td__endpoint_describe(endpoint, rank));
+}
+
 /* ---- Before leaving -------------------------------------------------------------------------- */
 
 /* Whether a further query of the rank is pointless. */
@@ -249,7 +282,7 @@ td_status td__call_history_verify(struct td__call_history *history, td_group *gr
 {
     struct td__endpoint *endpoint = group->root->endpoint;
     struct answer_state state;
-    if (history->verified >= history->last)
+    if (history->verified >= history->last && !history->submits)
         return TD_OK;
     for (int distance = 1; distance < group->size; distance = next_distance(group, distance))
         for (;;) {

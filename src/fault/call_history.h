@@ -28,7 +28,8 @@ struct td__call_history {
     uint64_t done;                     /* the highest sequence number that succeeded */
     uint64_t verified;                 /* up to here all other ranks have made the same calls */
     uint64_t
-        uneven; /* the last all_to_all with uneven parts: only the receiver detects a mismatch */
+        uneven;   /* the last all_to_all with uneven parts: only the receiver detects a mismatch */
+    bool submits; /* it has calls of submit(), which no transport compares */
 
     /* Of a group that is destroyed: */
     uint64_t key;
@@ -54,6 +55,10 @@ void td__call_history_forget(struct td__root *root);
 /** Records that this rank begins `operation`, and sets operation->past. */
 void td__call_history_note(struct td__call_history *history, struct td__operation *operation);
 
+/** The same for a call of submit(): it is not part of the hash, since it may overtake queued calls. */
+void td__call_history_submit(struct td__call_history *history,
+                             const struct td__operation *operation);
+
 /** Records that it has succeeded. `synchronised`: it received data of all other ranks, directly or through
  *  others. */
 void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
@@ -76,6 +81,10 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
  *  has failed there, that status and text. */
 td_status td__call_history_query(struct td__call_history *history, td_group *group, int rank,
                                  const struct td__operation *operation);
+
+/** The same for a call of submit(). TD_ERR_PEER if `rank` has left, and has not made the call as far as this rank knows. */
+td_status td__call_history_compare(struct td__call_history *history, td_group *group, int rank,
+                                   const struct td__operation *operation);
 
 /** During a long wait in `operation`: queries another member if it is time to. Lowers *next to the time of the next
  *  query. */

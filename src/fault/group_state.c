@@ -6,17 +6,81 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* With the group's lock. */
+static void set_failure(struct td__failure *failure, td_status status, const char *reason)
+{
+    if (!failure || atomic_load(&failure->status))
+        return;
+    failure->reason = strdup(reason);
+    atomic_store(&failure->status, (int)status);
+}
+
 void td__group_break(td_group *group, td_status status)
 {
+    struct td__error error;
+    td__error_save(&error);
     char *reason = strdup(td_last_error());
     pthread_mutex_lock(&group->lock);
-    if (!atomic_load(&group->broken)) {
+    bool first = !atomic_load(&group->broken);
+    if (first) {
+        set_failure(group->failure, status, td_last_error());
         group->reason = reason;
         reason = NULL;
         atomic_store(&group->broken, (int)status);
     }
     pthread_mutex_unlock(&group->lock);
     free(reason);
+    for (struct td__part *part = td__next_part(group, NULL); part && first;
+         part = td__next_part(group, part))
+        if (part->submits && part->ops->abort)
+            part->ops->abort(part->self);
+    td__error_restore(&error);
+}
+
+void td__failure_release(struct td__failure *failure)
+{
+    if (!failure || atomic_fetch_sub(&failure->owners, 1) != 1)
+        return;
+    free(failure->reason);
+    free(failure);
+}
+
+td_status td__failure_check(const struct td__failure *failure)
+{
+    int status = failure ? atomic_load_explicit(&failure->status, memory_order_acquire) : TD_OK;
+    return status ? td_fail((td_status)status, "%s", failure->reason ? failure->reason : "")
+                  : TD_OK;
+}
+
+static td_status find_lost(const td_group *group)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    for (int i = 0; i < group->size; i++) {
+        enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            return td_fail(TD_ERR_PEER, "group \"%s\": %s %s", group->name,
+                           td__endpoint_describe(endpoint, group->ranks[i]),
+                           td__endpoint_exit_reason(endpoint, group->ranks[i]));
+    }
+    return TD_OK;
+}
+
+void td__break_lost_groups(struct td__root *root)
+{
+    td_group *group;
+    if (!td__endpoint_losses(root->endpoint))
+        return;
+    pthread_mutex_lock(&root->lock);
+    LIST_FOREACH (group, &root->groups, link) {
+        if (group->rank < 0 || atomic_load(&group->broken))
+            continue;
+        pthread_mutex_lock(&group->lock);
+        bool submits = group->failure != NULL;
+        pthread_mutex_unlock(&group->lock);
+        if (submits && find_lost(group))
+            td__group_break(group, TD_ERR_PEER);
+    }
+    pthread_mutex_unlock(&root->lock);
 }
 
 td_status td__group_state(const td_group *group)

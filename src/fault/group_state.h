@@ -76,6 +76,18 @@ struct td__root {
     struct td__call_history *histories; /* of destroyed groups; see call_history.h */
 };
 
+/* The failure that has broken a group, for works of submit(), which outlive the group. Counted. */
+struct td__failure {
+    atomic_uint owners;
+    atomic_int status; /* TD_OK: none so far; the text is set before */
+    char *reason;
+};
+
+void td__failure_release(struct td__failure *failure);
+
+/** TD_OK, or that failure. NULL: TD_OK. */
+td_status td__failure_check(const struct td__failure *failure);
+
 /* The streams of a group's backend on one device. Never removed before the group ends. */
 enum td__part_stream {
     TD__STREAM_COLLECTIVES,
@@ -87,6 +99,7 @@ enum td__part_stream {
 struct td__part_streams {
     struct td__part_streams *next;
     td_device *device;
+    int lane; /* 0; else only TD__STREAM_MESSAGES: of the messages from or to one rank, see parts.c */
     td_stream *streams[TD__STREAMS];
 };
 
@@ -149,6 +162,8 @@ struct td_group {
     _Atomic uint64_t *monitored_arrivals;
     struct td__trace trace;
     struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
+    bool owns_history;                /* it is that of group/submitted.c */
+    struct td__failure *failure;      /* NULL: no backend has submit() */
     uint32_t shrunk;                  /* how often */
     atomic_int broken; /* a td_status: the first failure, which has broken the group */
     char *reason;      /* its text */
@@ -202,8 +217,13 @@ uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence);
 /** The number for TD__ABORT_SHRINK, with a rank that is lost if this rank knows one. */
 uint64_t td__abort_shrink(const td_group *group);
 
-/** Breaks the group with `status` and the last error, unless it is broken already. */
+/** Breaks the group with `status` and the last error, unless it is broken already. Aborts the backends with submit():
+ *  what they have enqueued on a device would wait for other ranks for ever. */
 void td__group_break(td_group *group, td_status status);
+
+/** Breaks the groups with a backend of submit() that have a member which has ended, or is cut off. Other backends notice
+ *  that themselves, in the calls that wait. */
+void td__break_lost_groups(struct td__root *root);
 
 /** TD_OK, or the failure that has broken the group. Cheap. */
 td_status td__group_state(const td_group *group);

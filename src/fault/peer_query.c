@@ -274,6 +274,7 @@ static void on_tick(void *arg)
     uint64_t key, sequence;
     int64_t age_ms;
     char text[160];
+    td__break_lost_groups(root);
     if (!stall->limit_ms || !td__recorder_oldest_running(root, &key, &sequence, &age_ms, text)) {
         stall->next_ms = stall->limit_ms;
         return;

@@ -168,6 +168,8 @@ static td_status open_part(td_group *group, struct td__part *part,
     part->context.timeout_ms = group->timeout_ms;
     if (options && !(part->context.options = strdup(options)))
         return td__fail_nomem("group");
+    if (found->ops->submit)
+        TD_TRY(td__submits_begin(group));
     uint64_t failures = td__error_count();
     td_status status = found->ops->create(&part->context, found->arg, &part->self);
     if (status && td__error_count() == failures)
@@ -216,7 +218,8 @@ static td_status need_part(td_group *group, const struct td__backend_found *foun
     }
     part->next = atomic_load(&group->parts);
     atomic_store(&group->parts, part);
-    if (atomic_load(&group->aborted) && part->ops->abort) {
+    bool broken = part->submits && atomic_load(&group->broken);
+    if ((atomic_load(&group->aborted) || broken) && part->ops->abort) {
         td__group_state(group); /* the reason */
         part->ops->abort(part->self);
     }
@@ -275,12 +278,14 @@ td_status td__parts_create(td_group *group, const char *chosen, const char *opti
 
 void td__parts_destroy(td_group *group)
 {
-    struct td__part *next;
-    for (struct td__part *part = td__next_part(group, NULL); part; part = next) {
-        next = td__next_part(group, part);
+    for (struct td__part *part = atomic_load(&group->parts); part; part = part->next) {
         part->ops->destroy(part->self);
         part->ops = NULL;
     }
+    if (group->host.ops)
+        group->host.ops->destroy(group->host.self);
+    group->host.ops = NULL;
+    td__submits_end(group);
 }
 
 void td__parts_free(td_group *group)
@@ -302,6 +307,7 @@ void td__parts_free(td_group *group)
         group->host.ops->destroy(group->host.self);
     free_part(&group->host);
     group->host = (struct td__part){0};
+    td__submits_end(group);
 }
 
 /* ---- A call on a device ---------------------------------------------------------------------------------- */
@@ -382,6 +388,65 @@ struct td__part *td__part_of_device(td_group *group, const td_device *device)
     return kind ? kind->part : NULL;
 }
 
+static struct td__part_streams *streams_of(struct td__part *part, const td_device *device, int lane)
+{
+    struct td__part_streams *streams = atomic_load_explicit(&part->streams, memory_order_acquire);
+    while (streams && (streams->device != device || streams->lane != lane))
+        streams = streams->next;
+    return streams;
+}
+
+/* The lock of the parts is held. */
+static struct td__part_streams *add_streams(struct td__part *part, td_device *device, int lane)
+{
+    struct td__part_streams *streams = calloc(1, sizeof *streams);
+    if (!streams) {
+        td__fail_nomem("group");
+        return NULL;
+    }
+    streams->device = device;
+    streams->lane = lane;
+    for (int i = 0; i < TD__STREAMS; i++) {
+        if (lane && i != TD__STREAM_MESSAGES)
+            continue;
+        if ((streams->streams[i] = td_stream_create(device, 0)))
+            continue;
+        while (i-- > 0)
+            td_stream_release(streams->streams[i]);
+        free(streams);
+        return NULL;
+    }
+    streams->next = atomic_load(&part->streams);
+    atomic_store_explicit(&part->streams, streams, memory_order_release);
+    return streams;
+}
+
+static td_stream *stream_in_lane(struct td__part *part, td_device *device,
+                                 enum td__part_stream which, int lane)
+{
+    struct td__part_streams *streams = streams_of(part, device, lane);
+    if (!streams) {
+        pthread_mutex_lock(&part->group->parts_lock);
+        streams = streams_of(part, device, lane);
+        if (!streams)
+            streams = add_streams(part, device, lane);
+        pthread_mutex_unlock(&part->group->parts_lock);
+    }
+    return streams ? streams->streams[which] : NULL;
+}
+
+td_stream *td__part_stream(struct td__part *part, td_device *device, enum td__part_stream which)
+{
+    return stream_in_lane(part, device, which, 0);
+}
+
+/* A backend with submit() enqueues messages, which wait for the other rank on the device: those from one rank, and those
+ * to it, must not wait for others, as they do not on host memory. So each has a stream of its own. */
+static int lane_of(const td_call *call)
+{
+    return 1 + 2 * (call->peer + 1) + (call->kind == TD_OP_RECV);
+}
+
 struct td__part *td__part_prepare(td_group *group, td_call *call)
 {
     struct td__part *part = td__part_of_device(group, call->device);
@@ -396,51 +461,9 @@ struct td__part *td__part_prepare(td_group *group, td_call *call)
     }
     if (!part)
         return NULL;
-    call->stream = td__part_stream(
-        part, call->device, call->kind < TD_OP_SEND ? TD__STREAM_COLLECTIVES : TD__STREAM_MESSAGES);
+    call->stream = call->kind < TD_OP_SEND
+                       ? td__part_stream(part, call->device, TD__STREAM_COLLECTIVES)
+                       : stream_in_lane(part, call->device, TD__STREAM_MESSAGES,
+                                        part->submits ? lane_of(call) : 0);
     return call->stream ? part : NULL;
-}
-
-static struct td__part_streams *streams_of(struct td__part *part, const td_device *device)
-{
-    struct td__part_streams *streams = atomic_load_explicit(&part->streams, memory_order_acquire);
-    while (streams && streams->device != device)
-        streams = streams->next;
-    return streams;
-}
-
-/* The lock of the parts is held. */
-static struct td__part_streams *add_streams(struct td__part *part, td_device *device)
-{
-    struct td__part_streams *streams = calloc(1, sizeof *streams);
-    if (!streams) {
-        td__fail_nomem("group");
-        return NULL;
-    }
-    streams->device = device;
-    int made = 0;
-    while (made < TD__STREAMS && (streams->streams[made] = td_stream_create(device, 0)))
-        made++;
-    if (made < TD__STREAMS) {
-        while (made-- > 0)
-            td_stream_release(streams->streams[made]);
-        free(streams);
-        return NULL;
-    }
-    streams->next = atomic_load(&part->streams);
-    atomic_store_explicit(&part->streams, streams, memory_order_release);
-    return streams;
-}
-
-td_stream *td__part_stream(struct td__part *part, td_device *device, enum td__part_stream which)
-{
-    struct td__part_streams *streams = streams_of(part, device);
-    if (!streams) {
-        pthread_mutex_lock(&part->group->parts_lock);
-        streams = streams_of(part, device);
-        if (!streams)
-            streams = add_streams(part, device);
-        pthread_mutex_unlock(&part->group->parts_lock);
-    }
-    return streams ? streams->streams[which] : NULL;
 }

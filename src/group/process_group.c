@@ -276,7 +276,7 @@ td_status td__group_verify(td_group *group, td__deadline deadline)
         int left = td__deadline_poll_ms(deadline);
         TD_TRY(part->ops->verify(part->self, left ? left : TD_NOW));
     }
-    return TD_OK;
+    return td__submits_verify(group, deadline);
 }
 
 void td__group_end(td_group *group, struct td__root *ended)

@@ -70,6 +70,20 @@ int64_t td__swap_call_timeout(int64_t timeout_ms);
 /** A work of submit() of a collective is completed with `status`: returns the status of the work. */
 td_status td__group_submitted(td_work *work, td_status status);
 
+/* ---- Backends with submit() (submitted.c) ----------------------------------------------------------- */
+
+/** The group gets one: prepares what follows. */
+td_status td__submits_begin(td_group *group);
+
+/** Records a collective that is about to be submitted, for the comparison with other ranks. */
+void td__submit_note(td_group *group, struct td__operation *operation);
+
+/** Before this rank leaves: TD_ERR_MISMATCH if the ranks have submitted different calls. */
+td_status td__submits_verify(td_group *group, td__deadline deadline);
+
+/** The backends are destroyed. */
+void td__submits_end(td_group *group);
+
 /* ---- The backends of a group (parts.c) ---------------------------------------------------------- */
 
 /** TD_ERR_INVALID if a group cannot have these backends: a name, a list, or NULL. */

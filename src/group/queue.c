@@ -15,6 +15,7 @@
 #include "base/option_rules.h"
 #include "base/thread.h"
 #include "device/device_internal.h"
+#include "fault/call_history.h"
 #include "fault/peer_query.h"
 #include "group/process_group.h"
 
@@ -305,6 +306,8 @@ td_status td__group_submitted(td_work *work, td_status status)
     const td_call *call = &work->operation.call;
     if (status)
         status = note_failure(td__part_of(work->group, call), call, status);
+    else if (work->group->history)
+        td__call_history_end(work->group->history, &work->operation, false);
     td__record_submit_end(work->group, work->entry, call->sequence, status);
     return status;
 }
@@ -323,6 +326,7 @@ static td_status submit(td_group *group, const struct td__part *part,
     call->timeout_ms = td__call_timeout(group);
     call->sequence = next_sequence(group);
     work->submitted = true;
+    td__submit_note(group, &work->operation);
     uint64_t entry = work->entry = td__record_submit(group, call), sequence = call->sequence;
     td__group_use(group);
     td_status status = part->ops->submit(part->self, call, work);

@@ -109,6 +109,16 @@ void td_reduce_begin(const td_call *call, void *data, size_t count)
     scale(call, TD_PREMUL_SUM, 1, data, count);
 }
 
+bool td_reduce_factor(const td_call *call, double *factor)
+{
+    struct td__reduction reduction;
+    if (td__reduction_of(call->op, call->dtype, &reduction) || reduction.user ||
+        reduction.op != TD_PREMUL_SUM)
+        return false;
+    *factor = reduction.factor;
+    return true;
+}
+
 /* td_reduce_begin() has applied the factors, and td_reduce_end() divides: premul_sum and avg are sums here. */
 void td_reduce_combine(const td_call *call, void *acc, const void *other, size_t count)
 {

@@ -29,6 +29,16 @@ static td_work *make(void)
     return work;
 }
 
+/* A backend with submit() completes a work when it is enqueued: the failure comes later. */
+static struct td__failure *keep_failure(const td_group *group, const td_call *call)
+{
+    struct td__failure *failure = td__part_of((td_group *)group, call)->submits ? group->failure
+                                                                                : NULL;
+    if (failure)
+        atomic_fetch_add(&failure->owners, 1);
+    return failure;
+}
+
 td_work *td__work_create(td_group *group, const td_call *call)
 {
     td_work *work = make();
@@ -52,6 +62,7 @@ td_work *td__work_create(td_group *group, const td_call *call)
     work->event = NULL;
     work->submitted = false;
     atomic_store_explicit(&work->staged, NULL, memory_order_relaxed);
+    work->failure = call->device ? keep_failure(group, call) : NULL;
     if (call->device) {
         td_stream_retain(call->stream);
         work->event = td__event_take(call->device);
@@ -91,6 +102,7 @@ void td_work_release(td_work *work)
     if (work->operation.call.device) {
         td_work_release(atomic_load(&work->staged));
         td__event_give_back(work->event);
+        td__failure_release(work->failure);
         td_stream_release(work->operation.call.stream);
     }
     free(work->reason);
@@ -376,6 +388,8 @@ td_status td__work_order(td_work *work)
 {
     struct td__error error;
     td_status status = td_work_status(work);
+    if (!status)
+        status = td__failure_check(work->failure);
     if (!work->event)
         return status;
     td__error_save(&error);
@@ -387,9 +401,8 @@ td_status td__work_order(td_work *work)
 static td_status await_result(td_work *work, td__deadline deadline)
 {
     int64_t pause = FIRST_PAUSE_NS;
-    if (deadline == TD__NEVER)
-        return td__wait_for_event("td_work_synchronize", work->event);
-    while (!td_event_is_done(work->event)) {
+    while (deadline != TD__NEVER && !td_event_is_done(work->event)) {
+        TD_TRY(td__failure_check(work->failure));
         if (td__deadline_passed(deadline))
             return td_fail(TD_ERR_TIMEOUT,
                            "td_work_synchronize: %s does not have the result of %s yet",
@@ -398,7 +411,8 @@ static td_status await_result(td_work *work, td__deadline deadline)
         td__sleep_ns(pause);
         pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
     }
-    return td__wait_for_event("td_work_synchronize", work->event);
+    TD_TRY(td__wait_for_event("td_work_synchronize", work->event));
+    return td__failure_check(work->failure); /* an operation that was aborted has no result */
 }
 
 td_status td_work_synchronize(td_work *work, int64_t timeout_ms)

@@ -42,6 +42,8 @@ struct td_work {
 
     td_event *event; /* of a call on a device: at first its start, when it is complete the result */
     bool submitted;  /* a collective that the backend completes by itself */
+    struct td__failure
+        *failure; /* of the group, which a result on a device may share; NULL: none can */
     _Atomic(td_work *) staged; /* of a message on a device: the one on host memory; owned */
 
     struct td_work *inner; /* td__work_follow() */
