@@ -4,6 +4,8 @@
  *
  * It shows a progress bar, the accuracy on the test images after each epoch, and at the end the cost of the
  * training. The loss of each step, and a plot of it, go to the directory --out. */
+#include "loss_curve.h"
+
 #include <tandem/tandem.h>
 
 #include <errno.h>
@@ -123,67 +125,6 @@ static td_status test(struct run *run, double *accuracy)
 
 /* ---- Results --------------------------------------------------------------------------------------- */
 
-/* A line through the means of groups of steps. */
-static void draw_losses(FILE *file, const struct run *run)
-{
-    enum { WIDTH = 720, HEIGHT = 300, LEFT = 50, BOTTOM = 40, POINTS = 240 };
-    int64_t points = run->steps < POINTS ? run->steps : POINTS;
-    float highest = 0;
-    for (int64_t i = 0; i < run->steps; i++)
-        highest = run->losses[i] > highest ? run->losses[i] : highest;
-    fprintf(file,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-            "font-family=\"sans-serif\" font-size=\"12\">\n"
-            "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n"
-            "<text x=\"%d\" y=\"20\" font-size=\"14\">Fashion-MNIST: loss of rank 0</text>\n",
-            WIDTH, HEIGHT, LEFT);
-    for (int tick = 0; tick <= 4; tick++) {
-        double value = highest * tick / 4;
-        double y = HEIGHT - BOTTOM - (HEIGHT - BOTTOM - 30) * tick / 4.0;
-        fprintf(file,
-                "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"#ddd\"/>"
-                "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.2f</text>\n",
-                LEFT, y, WIDTH - 20, y, LEFT - 6, y + 4, value);
-    }
-    fprintf(file, "<polyline fill=\"none\" stroke=\"#1f77b4\" stroke-width=\"1.5\" points=\"");
-    for (int64_t p = 0; p < points; p++) {
-        int64_t from = p * run->steps / points, to = (p + 1) * run->steps / points;
-        double sum = 0;
-        for (int64_t i = from; i < to; i++)
-            sum += (double)run->losses[i];
-        double value = sum / (double)(to - from);
-        fprintf(file, "%.1f,%.1f ",
-                LEFT + (double)(WIDTH - 20 - LEFT) * (double)(p + 0.5) / (double)points,
-                HEIGHT - BOTTOM - (HEIGHT - BOTTOM - 30) * value / (double)highest);
-    }
-    fprintf(
-        file,
-        "\"/>\n<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step (1 to %lld)</text>\n</svg>\n",
-        (WIDTH + LEFT) / 2, HEIGHT - 12, (long long)run->steps);
-}
-
-static void list_losses(FILE *file, const struct run *run)
-{
-    fprintf(file, "step,loss\n");
-    for (int64_t i = 0; i < run->steps; i++)
-        fprintf(file, "%lld,%.6f\n", (long long)i + 1, (double)run->losses[i]);
-}
-
-static int write_file(const struct run *run, const char *name,
-                      void (*write)(FILE *file, const struct run *run))
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", run->settings.out, name);
-    FILE *file = fopen(path, "w");
-    if (file)
-        write(file, run);
-    if (!file || ferror(file) | fclose(file)) {
-        fprintf(stderr, "fashion_mnist: %s: %s\n", path, strerror(errno));
-        return 1;
-    }
-    return 0;
-}
-
 static void print_costs(const struct run *run, double accuracy)
 {
     td_ddp_stats stats;
@@ -299,7 +240,8 @@ static int train(struct run *run)
     print_costs(run, accuracy);
     if (!run->settings.out)
         return 0;
-    return write_file(run, "loss.svg", draw_losses) || write_file(run, "loss.csv", list_losses);
+    return loss_curve_write(run->settings.out, "Fashion-MNIST: loss of rank 0", run->losses,
+                            run->steps, 1);
 }
 
 int main(int argc, char **argv)

@@ -401,3 +401,51 @@ TEST(text)
     CHECK(!td_text_dataset(path_of("text"), 0) && !td_text_dataset(NULL, 3));
     CHECK(!td_text_dataset(path_of("text"), INT64_MAX));
 }
+
+/* ---- Tokens ----------------------------------------------------------------------------------- */
+
+/* Every sequence of a file of `count` tokens behind a header of `offset` bytes. */
+static void check_tokens(int bytes, int64_t offset, int64_t length, const uint32_t *numbers,
+                         int64_t count)
+{
+    td_dataset *dataset = td_token_dataset(path_of("tokens"), length,
+                                           &(td_token_options){.bytes = bytes, .offset = offset});
+    CHECK_EQ(td_dataset_size(dataset), (count - 1) / length);
+    for (int64_t i = 0; i < td_dataset_size(dataset); i++) {
+        int64_t input[16], target[16];
+        CHECK_OK(td_dataset_read(dataset, i, input, target));
+        for (int64_t k = 0; k < length; k++) {
+            CHECK_EQ(input[k], numbers[i * length + k]);
+            CHECK_EQ(target[k], numbers[i * length + k + 1]);
+        }
+    }
+    td_dataset_release(dataset);
+}
+
+TEST(tokens)
+{
+    const uint32_t numbers[] = {50256, 1, 65535, 0, 256, 4294967295, 7, 8, 9, 10, 11};
+    enum { COUNT = sizeof numbers / sizeof numbers[0], HEADER = 12 };
+    for (int bytes = 2; bytes <= 4; bytes += 2) {
+        unsigned char file[HEADER + 4 * COUNT] = "a header";
+        uint32_t expected[COUNT];
+        for (int i = 0; i < COUNT; i++) {
+            expected[i] = bytes == 2 ? numbers[i] & 0xffff : numbers[i];
+            for (int b = 0; b < bytes; b++)
+                file[HEADER + i * bytes + b] = (unsigned char)(expected[i] >> 8 * b);
+        }
+        /* One byte more is no token. */
+        write_file("tokens", file, (size_t)(HEADER + bytes * COUNT + (bytes == 2)));
+        for (int64_t length = 1; length < COUNT; length++)
+            check_tokens(bytes, HEADER, length, expected, COUNT);
+        CHECK(!td_token_dataset(path_of("tokens"), COUNT,
+                                &(td_token_options){.bytes = bytes, .offset = HEADER}));
+        CHECK_CONTAINS(td_last_error(), "has 11 tokens; one sequence of 11 needs one more");
+    }
+    CHECK(!td_token_dataset(path_of("tokens"), 1, &(td_token_options){.offset = 1000}));
+    CHECK_CONTAINS(td_last_error(), "has 0 tokens");
+    CHECK(!td_token_dataset(path_of("tokens"), 1, &(td_token_options){.bytes = 3}));
+    CHECK_CONTAINS(td_last_error(), "tokens of 3 bytes");
+    CHECK(!td_token_dataset(path_of("tokens"), 1, &(td_token_options){.offset = -1}));
+    CHECK(!td_token_dataset(NULL, 1, NULL));
+}

@@ -185,6 +185,49 @@ TEST(attention_refuses)
     }
 }
 
+/* ---- Heads ------------------------------------------------------------------------------------------------ */
+
+/* The parts whose bits are set in *arg, one behind the other. */
+static td_tensor *split_and_join(td_tensor *const *x, const void *arg)
+{
+    td_tensor *parts[3], *used[3];
+    int count = 0;
+    if (td_split_heads(x[0], 3, 2, parts))
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (*(const int *)arg & 1 << i)
+            used[count++] = td_mul_scalar(parts[i], i + 1);
+    return td_cat(used, count, 3);
+}
+
+TEST(split_heads)
+{
+    {
+        TD_SCOPE;
+        for (int used = 1; used < 8; used++)
+            gradcheck("td_split_heads", split_and_join, &used,
+                      (td_tensor *[]){gradcheck_random(SHAPE(2, 3, 12), -1, 1)}, 1);
+        td_tensor *x = td_arange(0, 2 * 3 * 12, 1, TD_F32, NULL), *parts[3];
+        x = td_reshape(x, TD_SHAPE(2, 3, 12));
+        CHECK_OK(td_split_heads(x, 3, 2, parts));
+        for (int i = 0; i < 3; i++) {
+            td_tensor *slow = td_reshape(td_narrow(x, 2, 4 * i, 4), TD_SHAPE(2, 3, 2, 2));
+            CHECK(td_equal(parts[i], td_transpose(slow, 1, 2)));
+        }
+        CHECK_FAILS(td_split_heads(x, 5, 2, parts), TD_ERR_INVALID, "5 parts of 2 heads");
+        CHECK_FAILS(td_split_heads(x, 3, 3, parts), TD_ERR_INVALID, "3 parts of 3 heads");
+        CHECK_FAILS(td_split_heads(td_select(x, 0, 0), 3, 2, parts), TD_ERR_INVALID, "[3, 12]");
+        CHECK_FAILS(td_split_heads(x, 3, 2, NULL), TD_ERR_INVALID, "td_split_heads");
+        CHECK_FAILS(td_split_heads(NULL, 3, 2, parts), TD_ERR_INVALID, "");
+    }
+    td_tensor *x = td_zeros(SHAPE(1, 2, 4), TD_F32, NULL),
+              *part; /* without a scope it is the caller's */
+    CHECK_OK(td_split_heads(x, 1, 2, &part));
+    td_tensor_release(x);
+    CHECK_EQ(td_tensor_size(part, 1), 2);
+    td_tensor_release(part);
+}
+
 /* ---- Embedding -------------------------------------------------------------------------------------------- */
 
 static td_tensor *embed(td_tensor *const *x, const void *arg)

@@ -85,6 +85,17 @@ TD_API td_dataset *td_fashion_mnist(td_dataset_part part, const td_idx_options *
  * sequence is dropped. */
 TD_API td_dataset *td_text_dataset(const char *path, int64_t length);
 
+typedef struct td_token_options {
+    int bytes;      /* of a token, little-endian: 1, 2 or 4; 0: 2 */
+    int64_t offset; /* of the first token in the file: the bytes of a header */
+    void *reserved[4];
+} td_token_options;
+
+/** The same for a file of tokens, numbers of equal size one after the other, such as tokenizers write them. `options` may
+ *  be NULL. */
+TD_API td_dataset *td_token_dataset(const char *path, int64_t length,
+                                    const td_token_options *options);
+
 /** The samples of `dataset` with these indices, which are copied, in that order. */
 TD_API td_dataset *td_subset(td_dataset *dataset, const int64_t *indices, int64_t count);
 

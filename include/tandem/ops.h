@@ -309,6 +309,10 @@ typedef struct td_attention_options {
     void *reserved[4];
 } td_attention_options;
 
+/** Cuts a projection x [N, L, parts * E] into the heads of an attention: results[0] … results[parts - 1] are
+ *  [N, heads, L, E / heads], for instance q, k and v. They share the memory of x; change none in place. */
+TD_API td_status td_split_heads(td_tensor *x, int parts, int64_t heads, td_tensor **results);
+
 /** softmax(q k^T scale + mask) v; q [..., L, E], k [..., S, E], v [..., S, F]. */
 TD_API td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td_tensor *v,
                                                   const td_attention_options *options);

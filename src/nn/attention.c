@@ -3,10 +3,8 @@
  *     x [N, L, E] -> linear -> [N, L, 3 E] -> q, k, v [N, H, L, E / H] -> attention -> [N, H, L, E / H]
  *       -> [N, L, E] -> linear
  *
- * Splitting the projection into heads is one operator (split_heads): its outputs are views, and its
- * backward copies the gradients of q, k and v into one gradient of the whole. With td_narrow()
- * there would be three gradients of that size to sum up. The attention takes these views as they
- * are and gives its result the same order of strides, so merging the heads is a view, too. */
+ * td_split_heads() gives views. The attention takes these as they are and gives its result the same
+ * order of strides, so merging the heads is a view, too. */
 #include "nn/module.h"
 
 #include "base/fail.h"
@@ -18,71 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Heads -------------------------------------------------------------------------------------- */
-
-enum { PARTS_MOST = 3 };
-
-struct split {
-    int64_t batch, length, parts, heads, width; /* width: of one head */
-};
-
-/* Part `index` of x [N, L, parts * heads * width], as a view [N, heads, L, width]. */
-static td_tensor *part_of(td_tensor *x, const struct split *split, int64_t index)
-{
-    int64_t shape[] = {split->batch, split->length, split->parts, split->heads, split->width};
-    td_tensor *all = td__reshape(x, shape, 5, NULL);
-    td_tensor *part = td__select_index(all, 2, index);
-    td_tensor *turned = td__transpose(part, 1, 2);
-    td_tensor_release(part);
-    td_tensor_release(all);
-    return turned;
-}
-
-static td_status split_backward(td_node *node, td_tensor *const *grad_parts, td_tensor **grad_x)
-{
-    const struct split *split = td_node_data(node);
-    td_tensor *any = NULL;
-    for (int i = 0; i < split->parts && !any; i++)
-        any = grad_parts[i];
-    int64_t shape[] = {split->batch, split->length, split->parts * split->heads * split->width};
-    td_tensor *whole = td__adopt(
-        td__empty("split_heads", shape, 3, any->layout.dtype, any->storage->device));
-    for (int i = 0; i < split->parts && whole; i++) {
-        td_tensor *place = part_of(whole, split, i);
-        td_status status = TD_ERR_NOMEM;
-        if (place)
-            status = grad_parts[i] ? td__kernels_of(place)->copy(place, grad_parts[i])
-                                   : td__kernels_of(place)->fill(place, 0);
-        td_tensor_release(place);
-        TD_TRY(status);
-    }
-    grad_x[0] = whole;
-    return whole ? TD_OK : TD_ERR_NOMEM;
-}
-
-static const td_function split_function = {.name = "split_heads", .backward = split_backward};
-
-/* Cuts x [N, L, parts * E] into `parts` views [N, heads, L, E / heads] of the scope. */
-static td_status split_heads(td_tensor *x, int64_t parts, int64_t heads, td_tensor **results)
-{
-    if (!x)
-        return TD_ERR_INVALID;
-    const int64_t *shape = x->layout.shape;
-    struct split split = {.batch = shape[0],
-                          .length = shape[1],
-                          .parts = parts,
-                          .heads = heads,
-                          .width = shape[2] / parts / heads};
-    for (int64_t i = 0; i < parts; i++) {
-        results[i] = td__adopt(part_of(x, &split, i));
-        if (!results[i])
-            return TD_ERR_NOMEM;
-    }
-    return td_record_all(
-        &split_function, results, (int)parts,
-        &(td_node_spec){
-            .inputs = {x}, .input_count = 1, .data = &split, .data_size = sizeof split});
-}
+/* ---- Inputs ------------------------------------------------------------------------------------- */
 
 /* [N, heads, L, width] to [N, L, heads * width]. */
 static td_tensor *merge_heads(td_tensor *x)
@@ -142,11 +76,11 @@ static td_status project_all(td_module *self, td_tensor *const *inputs, td_tenso
 {
     const struct multihead *multihead = self->data;
     if (inputs[0] == inputs[1] && inputs[0] == inputs[2])
-        return split_heads(
+        return td_split_heads(
             td_f_linear(inputs[0], td_param(self, IN_WEIGHT), td_param(self, IN_BIAS)), 3,
             multihead->heads, parts);
     for (int i = 0; i < 3; i++)
-        TD_TRY(split_heads(project(self, inputs[i], i), 1, multihead->heads, &parts[i]));
+        TD_TRY(td_split_heads(project(self, inputs[i], i), 1, multihead->heads, &parts[i]));
     return TD_OK;
 }
 
@@ -172,7 +106,7 @@ static td_tensor *attend(td_module *self, td_tensor *const *inputs, int count)
     const struct multihead *multihead = self->data;
     bool to_itself = count < 3;
     td_tensor *mask = count == 2 ? inputs[1] : count == 4 ? inputs[3] : NULL;
-    td_tensor *given[3], *parts[PARTS_MOST] = {0};
+    td_tensor *given[3], *parts[3] = {0};
     for (int i = 0; i < 3; i++) {
         given[i] = to_itself && i ? given[0] : batch_first(self, inputs[to_itself ? 0 : i]);
         if (!given[i])
