@@ -3,6 +3,8 @@
 
 #include "base/clock.h"
 
+#include <tandem/device.h>
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +37,14 @@ int td_test_run_rank(const struct td_test *test)
         size = atoi(getenv("WORLD_SIZE"));
     }
     setvbuf(stdout, NULL, _IOLBF, 0); /* output before a crash is in the report */
+    const char *name = getenv(TD_TEST_DEVICE_VARIABLE);
+    if (!td_test_on_host() && test->host_only)
+        td_test_skip("%s", test->host_only);
+    if (name)
+        CHECK_OK(td_set_device(td_device_get(name)));
     test->run();
+    if (name) /* what failed later */
+        CHECK_OK(td_device_synchronize(td_device_get(name)));
     return 0;
 }
 
@@ -68,6 +77,12 @@ int td_test_count_files(const char *directory)
         count += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
     closedir(stream);
     return count;
+}
+
+bool td_test_on_host(void)
+{
+    const char *name = getenv(TD_TEST_DEVICE_VARIABLE);
+    return !name || !strncmp(name, "cpu", 3);
 }
 
 int td_test_slowness(void)

@@ -1,6 +1,7 @@
 /* See elements.h. */
 #include "elements.h"
 
+#include "host_data.h"
 #include "runner.h"
 
 #include <tandem/ops.h>
@@ -93,7 +94,10 @@ static char *place(const td_tensor *tensor, int64_t number)
 
 double element(const td_tensor *tensor, int64_t number)
 {
-    void *at = place(tensor, number);
+    const void *at = td__on_host(tensor)
+                         ? place(tensor, number)
+                         : (const char *)host_data(tensor) +
+                               number * (int64_t)td_dtype_size(td_tensor_dtype(tensor));
     switch (td_tensor_dtype(tensor)) {
     case TD_F32:
     case TD_COMPLEX64:
@@ -130,7 +134,7 @@ void set_element(td_tensor *tensor, int64_t number, double value)
     td_dtype dtype = td_tensor_dtype(tensor);
     {
         TD_SCOPE;
-        td_tensor *one = td_full(NULL, 0, value, dtype, NULL);
+        td_tensor *one = td_full(NULL, 0, value, dtype, td_device_get("cpu"));
         CHECK(one);
         memcpy(place(tensor, number), td_tensor_data(one), td_dtype_size(dtype));
     }

@@ -26,6 +26,7 @@ void fill_numbers(td_tensor *tensor, unsigned seed);
 
 /** The element with this number, in the order of the indices. */
 double element(const td_tensor *tensor, int64_t number);
+/** Of a tensor on the host. */
 void set_element(td_tensor *tensor, int64_t number, double value);
 
 /** `value` is what `right` is when it is rounded to the dtype of `tensor`, give or take some units in

@@ -11,7 +11,7 @@
  * element by element, for a random gradient of the result: with inputs as they are, transposed in memory, every
  * second element of something larger, and expanded from size 1; with each input alone requiring grad;
  * with a gradient of the result that has strides; and twice over one graph. The first difference fails the
- * test. */
+ * test. On accelerators a few of the elements are compared. */
 #ifndef TANDEM_TESTS_GRADCHECK_H
 #define TANDEM_TESTS_GRADCHECK_H
 

@@ -6,11 +6,12 @@
 
 td_tensor *make_tensor(td_dtype dtype, const int64_t *shape, int ndim, const double *numbers)
 {
-    td_tensor *tensor = td_empty(shape, ndim, dtype, NULL);
+    TD_SCOPE;
+    td_tensor *tensor = td_empty(shape, ndim, dtype, td_device_get("cpu"));
     CHECK(tensor);
     for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
         set_element(tensor, i, numbers[i]);
-    return tensor;
+    return td_scope_return(td_tensor_to(tensor, NULL));
 }
 
 static double tolerance_of(td_dtype dtype, double value)

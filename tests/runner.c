@@ -624,8 +624,16 @@ int main(int argc, char **argv)
                 printf("%s\n", test->name);
         return 0;
     }
+    if (argc > 2 && !strcmp(argv[1], "--device")) {
+        setenv(TD_TEST_DEVICE_VARIABLE, argv[2], 1);
+        argc -= 2;
+        argv += 2;
+    } else {
+        unsetenv(TD_TEST_DEVICE_VARIABLE);
+    }
     if (argc > 1 && argv[1][0] == '-') {
-        fprintf(stderr, "usage: %s [--list | NAME-OR-PATTERN…]\n", argv[0]);
+        fprintf(stderr, "usage: %s [--list | [--device NAME] NAME-OR-PATTERN…]\n",
+                program_invocation_name);
         return 2;
     }
     prctl(PR_SET_CHILD_SUBREAPER, 1);

@@ -22,7 +22,11 @@
  * a fresh TCP store at the address that these name. Other variables of Tandem are removed, HOME is an empty
  * directory of the test's own; what
  * TD_TEST_SET says, as in TD_TEST_SET="TANDEM_TLS=1 TANDEM_TRANSPORT=tcp", is set for all tests. TD_TEST_SKIP="name
- * name" leaves tests out. */
+ * name" leaves tests out.
+ *
+ * With --device NAME as the first arguments, that device is the current one when a test begins, and its failures fail the
+ * test. host_data.h reads elements on any device; a test that is about the host's own memory says so in `.host_only`,
+ * and is skipped there. */
 #ifndef TANDEM_TESTS_RUNNER_H
 #define TANDEM_TESTS_RUNNER_H
 
@@ -43,7 +47,8 @@ struct td_test {
     double deadline_s; /* 0: 20; five times as long under a sanitizer */
     uint64_t may_die;  /* bit r: rank r may end in any way, as long as no check has failed there */
     bool hidden;       /* runs only when it is called by its name */
-    struct td_test *next; /* the runner's */
+    const char *host_only; /* why it is skipped with --device; NULL: it is not */
+    struct td_test *next;  /* the runner's */
 };
 
 /** Adds a test, which stays the caller's; from a constructor. */
@@ -83,6 +88,9 @@ void td_test_kill(int rank, int signal);
 
 /** Waits until all ranks of the test are here. Needs no store. */
 void td_test_barrier(void);
+
+/** Whether the device of the tests is the host: there was no --device, or one of the host's. */
+bool td_test_on_host(void);
 
 /** 1, or 5 where a sanitizer slows everything down. */
 int td_test_slowness(void);

@@ -9,6 +9,13 @@
 #include <pthread.h>
 #include <string.h>
 
+/* The default of the host, which accelerators, with f16 as theirs, are given. */
+static const td_autocast_options *to_bf16(void)
+{
+    static const td_autocast_options options = {.dtype = TD_BF16};
+    return td_test_on_host() ? NULL : &options;
+}
+
 static td_tensor *leaf(double value)
 {
     td_tensor *x = td_full(TD_SHAPE(4, 4), value, TD_F32, NULL);
@@ -22,37 +29,39 @@ TEST(scopes_nest)
 {
     TD_SCOPE;
     td_tensor *x = td_ones(TD_SHAPE(2, 2), TD_F32, NULL);
-    CHECK_EQ(td_autocast_dtype("cpu"), TD_F32);
+    CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_F32);
     {
-        TD_AUTOCAST("cpu", NULL);
-        CHECK_EQ(td_autocast_dtype("cpu"), TD_BF16);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
+        CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_BF16);
         CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_BF16);
         {
-            TD_AUTOCAST("cpu", &(td_autocast_options){.dtype = TD_F16, .no_cache = true});
+            TD_AUTOCAST(td_device_kind(NULL),
+                        &(td_autocast_options){.dtype = TD_F16, .no_cache = true});
             CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_F16);
         }
         {
-            TD_AUTOCAST("cpu", &(td_autocast_options){.disabled = true});
-            CHECK_EQ(td_autocast_dtype("cpu"), TD_F32);
+            TD_AUTOCAST(td_device_kind(NULL), &(td_autocast_options){.disabled = true});
+            CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_F32);
             CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_F32);
             {
-                TD_AUTOCAST("cpu", NULL);
+                TD_AUTOCAST(td_device_kind(NULL), to_bf16());
                 CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_BF16);
             }
             CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_F32);
         }
         CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_BF16);
     }
-    CHECK_EQ(td_autocast_dtype("cpu"), TD_F32);
+    CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_F32);
     CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_F32);
-    CHECK_EQ(td_tensor_dtype(td_matmul(td_tensor_to(x, td_device_get("cpu:1")), td_tensor_to(x, td_device_get("cpu:1")))),
+    CHECK_EQ(td_tensor_dtype(td_matmul(td_tensor_to(x, td_device_get("cpu:1")),
+                                       td_tensor_to(x, td_device_get("cpu:1")))),
              TD_F32);
 }
 
-TEST(a_numbered_device_is_of_the_kind)
+TEST(a_numbered_device_is_of_the_kind, .host_only = "it is about numbered devices of the host")
 {
     TD_SCOPE;
-    TD_AUTOCAST("cpu", NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
     td_tensor *x = td_tensor_to(td_ones(TD_SHAPE(2, 2), TD_F32, NULL), td_device_get("cpu:1"));
     CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_BF16);
 }
@@ -70,20 +79,21 @@ TEST(a_wrong_scope_changes_nothing)
     CHECK_CONTAINS(td_last_error(), "f16 or bf16");
     scope = td_autocast_begin("cpu", &(td_autocast_options){.reserved = {&scope}});
     CHECK_EQ(scope.status, TD_ERR_INVALID);
-    CHECK_EQ(td_autocast_dtype("cpu"), TD_F32);
-    scope = td_autocast_begin("cpu", NULL);
+    CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_F32);
+    scope = td_autocast_begin(td_device_kind(NULL), to_bf16());
     CHECK_OK(scope.status);
     td_autocast_end(&scope);
     td_autocast_end(&scope);
     td_autocast_end(NULL);
-    CHECK_EQ(td_autocast_dtype("cpu"), TD_F32);
+    CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_F32);
 }
 
 TEST(errors_are_those_of_the_operator)
 {
     TD_SCOPE;
-    TD_AUTOCAST("cpu", NULL);
-    td_tensor *wide = td_ones(TD_SHAPE(2, 2), TD_F64, NULL), *x = td_ones(TD_SHAPE(2, 2), TD_F32, NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
+    td_tensor *wide = td_ones(TD_SHAPE(2, 2), TD_F64, NULL),
+              *x = td_ones(TD_SHAPE(2, 2), TD_F32, NULL);
     CHECK(!td_matmul(wide, x)); /* f64 is not cast */
     CHECK_CONTAINS(td_last_error(), "td_matmul: the operands are f64 and bf16");
     CHECK(!td_matmul(x, NULL));
@@ -96,8 +106,9 @@ TEST(errors_are_those_of_the_operator)
 /* Results belong to the caller without a scope: nothing may be left (the sanitizer looks). */
 TEST(without_a_scope_the_caller_owns_results)
 {
-    td_tensor *x = leaf(0.5), *half = td_to_dtype(x, TD_BF16), *w = td_ones(TD_SHAPE(4), TD_F32, NULL);
-    TD_AUTOCAST("cpu", NULL);
+    td_tensor *x = leaf(0.5), *half = td_to_dtype(x, TD_BF16),
+              *w = td_ones(TD_SHAPE(4), TD_F32, NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
     td_tensor *results[] = {
         td_matmul(x, x),
         td_add(half, x),
@@ -117,7 +128,8 @@ TEST(without_a_scope_the_caller_owns_results)
 /* ---- Norms ------------------------------------------------------------------------------------------ */
 
 /* bf16 with parameters of f32: computed in f32, and rounded once. */
-TEST(norms_of_halves_use_parameters_of_f32)
+TEST(norms_of_halves_use_parameters_of_f32,
+     .host_only = "the rules are those of torch.autocast(\"cpu\")")
 {
     TD_SCOPE;
     td_manual_seed(3);
@@ -127,7 +139,7 @@ TEST(norms_of_halves_use_parameters_of_f32)
     td_tensor *expected = td_f_layer_norm(td_to_dtype(half, TD_F32), TD_SHAPE(6), w, b, 1e-5);
     td_tensor *y;
     {
-        TD_AUTOCAST("cpu", NULL);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
         y = td_f_layer_norm(half, TD_SHAPE(6), w, b, 1e-5);
         CHECK_EQ(td_tensor_dtype(td_f_layer_norm(x, TD_SHAPE(6), w, b, 1e-5)), TD_F32);
     }
@@ -147,7 +159,7 @@ TEST(running_statistics_stay_f32)
     td_tensor *expected = td_to_dtype(td_forward(plain, td_to_dtype(half, TD_F32)), TD_BF16), *y,
               *z;
     {
-        TD_AUTOCAST("cpu", NULL);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
         y = td_forward(cast, half);
         z = td_forward(sync, half);
     }
@@ -183,11 +195,12 @@ static void check_encoder(bool norm_first, double dropout)
                                                                     .batch_first = true}),
         2, td_layer_norm(8));
     CHECK(encoder);
-    td_tensor *x = td_randn(TD_SHAPE(3, 5, 8), TD_F32, NULL), *mask = td_zeros(TD_SHAPE(5, 5), TD_F32, NULL);
+    td_tensor *x = td_randn(TD_SHAPE(3, 5, 8), TD_F32, NULL),
+              *mask = td_zeros(TD_SHAPE(5, 5), TD_F32, NULL);
     mask = td_add(mask, td_triu(td_full(TD_SHAPE(5, 5), -10, TD_F32, NULL), 1));
     td_tensor *expected = td_forward_with(encoder, TD_TENSORS(x, mask)), *y;
     {
-        TD_AUTOCAST("cpu", NULL);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
         y = td_forward_with(encoder, TD_TENSORS(x, mask));
     }
     CHECK(y && expected);
@@ -223,20 +236,21 @@ TEST(a_parameter_is_cast_once)
         TD_SCOPE;
         td_tensor *x = td_ones(TD_SHAPE(2, 4), TD_F32, NULL);
         {
-            TD_AUTOCAST("cpu", NULL);
+            TD_AUTOCAST(td_device_kind(NULL), to_bf16());
             td_tensor *a = td_matmul(x, w), *b;
             {
-                TD_AUTOCAST("cpu", NULL); /* the cache is that of the outermost scope */
+                TD_AUTOCAST(td_device_kind(NULL),
+                            to_bf16()); /* the cache is that of the outermost scope */
                 b = td_f_linear(x, w, NULL);
             }
             td_tensor *c = td_matmul(x, w);
             CHECK(cast_of(a) == cast_of(b) && cast_of(a) == cast_of(c));
             {
-                TD_AUTOCAST("cpu", &(td_autocast_options){.no_cache = true});
+                TD_AUTOCAST(td_device_kind(NULL), &(td_autocast_options){.no_cache = true});
                 CHECK(cast_of(td_matmul(x, w)) != cast_of(a));
             }
             {
-                TD_AUTOCAST("cpu", &(td_autocast_options){.dtype = TD_F16});
+                TD_AUTOCAST(td_device_kind(NULL), &(td_autocast_options){.dtype = TD_F16});
                 CHECK_EQ(td_tensor_dtype(td_matmul(x, w)), TD_F16);
             }
             CHECK_OK(td_backward(td_sum(td_to_dtype(td_add(a, c), TD_F32))));
@@ -254,7 +268,7 @@ TEST(a_changed_parameter_is_cast_again)
     TD_SCOPE;
     td_tensor *w = leaf(1), *x = td_ones(TD_SHAPE(1, 4), TD_F32, NULL);
     td_optimizer *sgd = td_sgd_of(&w, 1, &(td_sgd_options){.lr = 1});
-    TD_AUTOCAST("cpu", NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
     CHECK(td_item(td_select(td_matmul(x, w), 1, 0)) == 4);
     {
         TD_NO_GRAD;
@@ -272,7 +286,7 @@ TEST(a_cast_without_recording_is_not_used_with_it)
 {
     TD_SCOPE;
     td_tensor *w = leaf(1), *x = td_ones(TD_SHAPE(1, 4), TD_F32, NULL);
-    TD_AUTOCAST("cpu", NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
     {
         TD_NO_GRAD;
         CHECK(!td_tensor_requires_grad(td_matmul(x, w)));
@@ -292,7 +306,7 @@ TEST(many_parameters_are_cached)
     for (int i = 0; i < MANY; i++)
         w[i] = leaf(i);
     {
-        TD_AUTOCAST("cpu", NULL);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
         const struct td_node *casts[MANY];
         for (int i = 0; i < MANY; i++)
             casts[i] = cast_of(td_matmul(x, w[i]));
@@ -313,7 +327,7 @@ static td_dtype seen_in_backward, seen_in_hook, seen_in_segment;
 static td_status look_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     (void)node;
-    seen_in_backward = td_autocast_dtype("cpu");
+    seen_in_backward = td_autocast_dtype(td_device_kind(NULL));
     grad_x[0] = grad_y[0];
     return TD_OK;
 }
@@ -332,7 +346,7 @@ static td_tensor *look(td_tensor *x)
 static td_status look_at_leaf(td_tensor *tensor, void *arg)
 {
     (void)tensor, (void)arg;
-    seen_in_hook = td_autocast_dtype("cpu");
+    seen_in_hook = td_autocast_dtype(td_device_kind(NULL));
     return TD_OK;
 }
 
@@ -341,18 +355,18 @@ TEST(backward_runs_without_autocast)
     TD_SCOPE;
     td_tensor *w = leaf(1);
     CHECK_OK(td_tensor_add_accumulated_hook(w, look_at_leaf, NULL, NULL));
-    TD_AUTOCAST("cpu", NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
     seen_in_backward = seen_in_hook = TD_BF16;
     CHECK_OK(td_backward(td_sum(look(w))));
     CHECK_EQ(seen_in_backward, TD_F32);
     CHECK_EQ(seen_in_hook, TD_F32);
-    CHECK_EQ(td_autocast_dtype("cpu"), TD_BF16);
+    CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_BF16);
 }
 
 static td_tensor *segment(td_tensor *const *inputs, int count, void *arg)
 {
     CHECK_EQ(count, 1);
-    seen_in_segment = td_autocast_dtype("cpu");
+    seen_in_segment = td_autocast_dtype(td_device_kind(NULL));
     td_tensor *y = td_f_relu(td_matmul(inputs[0], arg));
     return td_matmul(td_to_dtype(y, TD_F32), arg);
 }
@@ -361,23 +375,26 @@ static td_tensor *segment(td_tensor *const *inputs, int count, void *arg)
 static td_tensor *grad_of_segment(bool checkpointed, bool cast)
 {
     td_manual_seed(9);
-    td_tensor *w = td_randn(TD_SHAPE(4, 4), TD_F32, NULL), *x = td_randn(TD_SHAPE(3, 4), TD_F32, NULL), *y;
+    td_tensor *w = td_randn(TD_SHAPE(4, 4), TD_F32, NULL),
+              *x = td_randn(TD_SHAPE(3, 4), TD_F32, NULL), *y;
     CHECK_OK(td_tensor_set_requires_grad(w, true));
     {
-        TD_AUTOCAST("cpu", &(td_autocast_options){.disabled = !cast});
+        TD_AUTOCAST(td_device_kind(NULL), &(td_autocast_options){.disabled = !cast});
         y = checkpointed ? td_checkpoint(segment, w, &x, 1) : segment(&x, 1, w);
         CHECK_EQ(td_tensor_dtype(y), cast ? TD_BF16 : TD_F32);
     }
     td_tensor *loss = td_sum(td_to_dtype(y, TD_F32));
     {
-        TD_AUTOCAST("cpu", &(td_autocast_options){.disabled = cast}); /* the other way round */
+        TD_AUTOCAST(td_device_kind(NULL),
+                    &(td_autocast_options){.disabled = cast}); /* the other way round */
         CHECK_OK(td_backward(loss));
     }
     CHECK_EQ(seen_in_segment, cast ? TD_BF16 : TD_F32);
     return td_tensor_grad(w);
 }
 
-TEST(a_checkpointed_segment_runs_again_as_it_did)
+TEST(a_checkpointed_segment_runs_again_as_it_did,
+     .host_only = "it expects the default dtype of the host")
 {
     TD_SCOPE;
     td_tensor *cast = grad_of_segment(false, true), *again = grad_of_segment(true, true);
@@ -391,13 +408,13 @@ TEST(a_checkpointed_segment_runs_again_as_it_did)
 
 static void *look_from_thread(void *arg)
 {
-    *(td_dtype *)arg = td_autocast_dtype("cpu");
+    *(td_dtype *)arg = td_autocast_dtype(td_device_kind(NULL));
     return NULL;
 }
 
 TEST(autocast_belongs_to_the_thread)
 {
-    TD_AUTOCAST("cpu", NULL);
+    TD_AUTOCAST(td_device_kind(NULL), to_bf16());
     td_dtype seen = TD_BF16;
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, look_from_thread, &seen), 0);
@@ -405,12 +422,11 @@ TEST(autocast_belongs_to_the_thread)
     CHECK_EQ(seen, TD_F32);
 }
 
-TEST(replicas_inherit_autocast)
+TEST(replicas_inherit_autocast, .host_only = "it is about numbered devices of the host")
 {
     td_manual_seed(5);
     td_module *net = td_sequential(td_linear(4, 6), td_tanh(), td_linear(6, 2), NULL);
-    td_device *devices[] = {td_device_get("cpu:0"), td_device_get("cpu:1"),
-                            td_device_get("cpu:2")};
+    td_device *devices[] = {td_device_get("cpu:0"), td_device_get("cpu:1"), td_device_get("cpu:2")};
     td_module *parallel = td_data_parallel(
         net, &(td_data_parallel_options){.device_ids = devices, .device_count = 3});
     CHECK(parallel);
@@ -418,7 +434,7 @@ TEST(replicas_inherit_autocast)
         TD_SCOPE;
         td_tensor *x = td_randn(TD_SHAPE(9, 4), TD_F32, NULL), *y, *expected;
         {
-            TD_AUTOCAST("cpu", NULL);
+            TD_AUTOCAST(td_device_kind(NULL), to_bf16());
             y = td_forward(parallel, x);
             expected = td_forward(net, x);
         }
@@ -450,7 +466,7 @@ RANKS(ddp_under_autocast_averages_f32, .ranks = 2, .deadline_s = 60)
         td_tensor *loss;
         CHECK_OK(td_optimizer_zero_grad(sgd));
         {
-            TD_AUTOCAST("cpu", NULL);
+            TD_AUTOCAST(td_device_kind(NULL), to_bf16());
             td_tensor *y = td_forward(ddp, x);
             CHECK_EQ(td_tensor_dtype(y), TD_BF16);
             loss = td_mse_loss(y, td_narrow(x, 1, 0, 2));

@@ -10,6 +10,13 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The default of the host, which accelerators, with f16 as theirs, are given. */
+static const td_autocast_options *to_bf16(void)
+{
+    static const td_autocast_options options = {.dtype = TD_BF16};
+    return td_test_on_host() ? NULL : &options;
+}
+
 enum { NO_RESULT = -1, INPUTS = 4 };
 
 /* The dtype of the result, and the sums of the absolute values of the result and of all gradients. */
@@ -61,11 +68,7 @@ static struct operands make_operands(td_dtype first, td_dtype rest)
 /* x on the device of `like`. */
 static td_tensor *on_device_of(const td_tensor *like, td_tensor *x)
 {
-    td_tensor *moved = td__empty("test", x->layout.shape, x->layout.ndim, x->layout.dtype,
-                                 like->storage->device);
-    CHECK(moved);
-    memcpy(td_tensor_data(moved), td_tensor_data(x), td_tensor_nbytes(x));
-    return td__adopt(moved);
+    return td_tensor_to(x, td_tensor_device(like));
 }
 
 static td_tensor *products(const char *name, struct operands in)
@@ -115,8 +118,8 @@ static td_tensor *functions(const char *name, td_tensor *x)
 
 static td_tensor *losses(const char *name, struct operands in)
 {
-    td_tensor *target = on_device_of(in.x,
-                                     td_from_array((int64_t[]){1, 2, 3, 0}, TD_SHAPE(4), TD_I64, NULL));
+    td_tensor *target = on_device_of(
+        in.x, td_from_array((int64_t[]){1, 2, 3, 0}, TD_SHAPE(4), TD_I64, NULL));
     td_tensor *ones = on_device_of(in.x, td_ones(TD_SHAPE(6), TD_F32, NULL));
     td_tensor *zeros = on_device_of(in.x, td_zeros(TD_SHAPE(6), TD_F32, NULL));
     if (!strcmp(name, "nll_loss"))
@@ -157,8 +160,8 @@ static td_tensor *pairs(const char *name, td_tensor *x, td_tensor *y)
     if (!strcmp(name, "mul_by_number"))
         return td_mul(x, td_select(td_select(y, 0, 0), 0, 0));
     if (!strcmp(name, "where"))
-        return td_where(on_device_of(x, td_to_dtype(td_ones(TD_SHAPE(4, 6), TD_F32, NULL), TD_BOOL)), x,
-                        y);
+        return td_where(
+            on_device_of(x, td_to_dtype(td_ones(TD_SHAPE(4, 6), TD_F32, NULL), TD_BOOL)), x, y);
     if (!strcmp(name, "cat"))
         return td_cat(TD_TENSORS(x, y), 0);
     if (!strcmp(name, "stack"))
@@ -210,7 +213,7 @@ static void check_result(const char *name, int which, const struct recorded_resu
     struct operands in = make_operands(first_dtypes[which], rest_dtypes[which]);
     td_tensor *result;
     {
-        TD_AUTOCAST("cpu", NULL);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
         result = call(name, in);
     }
     if (!result || (int)td_tensor_dtype(result) != expected->dtype)
@@ -236,7 +239,7 @@ static void check_result(const char *name, int which, const struct recorded_resu
                      grads, expected->grads);
 }
 
-TEST(dtypes_are_those_of_pytorch)
+TEST(dtypes_are_those_of_pytorch, .host_only = "the rules are those of torch.autocast(\"cpu\")")
 {
     const int count = (int)(sizeof recorded_casts / sizeof recorded_casts[0]);
     CHECK(count > 40);
@@ -358,9 +361,9 @@ TEST(a_scope_is_of_one_kind)
     CHECK_OK(td__autocast_begin(&other_kind, TD_F16, false, &scope));
     td_tensor *x = td_ones(TD_SHAPE(2, 2), TD_F32, NULL);
     CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_F32);
-    CHECK_EQ(td_autocast_dtype("cpu"), TD_F32);
+    CHECK_EQ(td_autocast_dtype(td_device_kind(NULL)), TD_F32);
     {
-        TD_AUTOCAST("cpu", NULL);
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
         CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_BF16);
     }
     CHECK_EQ(td_tensor_dtype(td_matmul(x, x)), TD_F32);
@@ -383,7 +386,7 @@ static td_tensor *net_forward(td_module *net, td_tensor *const *inputs, int coun
     return td_forward(td_child(net, FC3), td_add(x, td_f_softmax(y, 1)));
 }
 
-TEST(a_training_follows_pytorch)
+TEST(a_training_follows_pytorch, .host_only = "the rules are those of torch.autocast(\"cpu\")")
 {
     static const td_module_ops ops = {.name = "Net", .forward = net_forward};
     td_manual_seed(11);
@@ -396,16 +399,15 @@ TEST(a_training_follows_pytorch)
     net = td_module_finish(net);
     CHECK(net);
     td_tensor *x = td_randn(TD_SHAPE(16, 1, 8, 8), TD_F32, NULL);
-    td_tensor *labels = td_zeros(TD_SHAPE(16), TD_I64, NULL);
-    for (int64_t i = 0; i < 16; i++)
-        ((int64_t *)td_tensor_data(labels))[i] = i % 4;
+    td_tensor *labels = td_from_array((int64_t[]){0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
+                                      TD_SHAPE(16), TD_I64, NULL);
     td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 0.05, .momentum = 0.9});
     for (int step = 0; step < (int)(sizeof recorded_losses / sizeof recorded_losses[0]); step++) {
         TD_SCOPE;
         td_tensor *loss;
         CHECK_OK(td_optimizer_zero_grad(sgd));
         {
-            TD_AUTOCAST("cpu", NULL);
+            TD_AUTOCAST(td_device_kind(NULL), to_bf16());
             loss = td_cross_entropy(td_forward(net, x), labels);
         }
         CHECK(loss);

@@ -1,5 +1,6 @@
 /* The graph and the backward pass, with operators defined here where that shows more: order, accumulation, hooks,
  * what is refused, long graphs, threads, devices. */
+#include "host_data.h"
 #include "runner.h"
 
 #include "autograd/graph.h"
@@ -21,7 +22,7 @@ static td_tensor *leaf(double value, int64_t size)
 static double first(const td_tensor *tensor)
 {
     CHECK(tensor != NULL);
-    return ((const double *)td_tensor_data(tensor))[0];
+    return ((const double *)host_data(tensor))[0];
 }
 
 /* ---- A user-defined operator --------------------------------------------------------------------- */
@@ -134,13 +135,14 @@ TEST(a_given_gradient_is_added_to_in_place)
         td_tensor *x = leaf(3, 2), *bucket = td_full(SHAPE(10), 1, TD_F64, NULL);
         CHECK_OK(td_tensor_set_grad(x, td_narrow(bucket, 0, 4, 2)));
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
-        const double *data = td_tensor_data(bucket);
+        const double *data = host_data(bucket);
         CHECK_EQ(data[3], 1);
         CHECK_EQ(data[4], 7);
         CHECK_EQ(data[5], 7);
         CHECK_EQ(data[6], 1);
         CHECK_OK(td_tensor_zero_grad(x));
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
+        data = host_data(bucket);
         CHECK_EQ(data[4], 6);
         CHECK_FAILS(td_tensor_set_grad(x, bucket), TD_ERR_INVALID, "[10]");
         CHECK_FAILS(td_tensor_set_grad(bucket, bucket), TD_ERR_INVALID, "its own gradient");
@@ -284,7 +286,7 @@ TEST(out_of_memory_is_reported_as_such)
         td_tensor *x = leaf(3, 1), *whole = td_expand(x, SHAPE(1LL << 45));
         td_tensor *loss = td_sum(td_narrow(whole, 0, 5, 2));
         CHECK_EQ(first(loss), 6);
-        CHECK_FAILS(td_backward(loss), TD_ERR_NOMEM, "bytes");
+        CHECK_FAILS(td_backward(loss), TD_ERR_NOMEM, td_test_on_host() ? "bytes" : "has no memory");
         CHECK_EQ(td_last_status(), TD_ERR_NOMEM);
     }
 }
@@ -404,7 +406,8 @@ TEST(the_end_of_a_pass_can_be_waited_for)
         CHECK_OK(td_tensor_add_accumulated_hook(w, ask_for_the_end, &ended, NULL));
         CHECK_OK(td_backward(td_sum(td_mul(x, w))));
         CHECK_EQ(ended, 2);
-        CHECK_FAILS(td__at_end_of_backward(count_up, NULL, &ended), TD_ERR_STATE, "no backward pass");
+        CHECK_FAILS(td__at_end_of_backward(count_up, NULL, &ended), TD_ERR_STATE,
+                    "no backward pass");
     }
 }
 
@@ -444,7 +447,7 @@ TEST(threads_share_leaves)
         CHECK_EQ(pthread_create(&threads[i], NULL, pass_repeatedly, x), 0);
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
-    const double *grad = td_tensor_data(td_tensor_grad(x));
+    const double *grad = host_data(td_tensor_grad(x));
     for (int i = 0; i < 1000; i++)
         CHECK_EQ(grad[i], 800);
     td_tensor_release(x);
@@ -467,13 +470,15 @@ TEST(each_device_computes_its_own_gradients)
         TD_SCOPE;
         struct where on_0, on_1, on_host;
         td_tensor *x = leaf(3, 2);
-        td_tensor *a = td_mul(td_tensor_to(x, td_device_get("cpu:0")), td_tensor_to(x, td_device_get("cpu:0")));
+        td_tensor *a = td_mul(td_tensor_to(x, td_device_get("cpu:0")),
+                              td_tensor_to(x, td_device_get("cpu:0")));
         td_tensor *b = td_mul_scalar(td_tensor_to(x, td_device_get("cpu:1")), 4);
         CHECK_STR(td_device_name(td_tensor_device(a)), "cpu:0");
         CHECK(td_add(a, b) == NULL);
         CHECK_CONTAINS(td_last_error(), "cpu:0");
         CHECK_CONTAINS(td_last_error(), "cpu:1");
-        td_tensor *sum = td_add(td_tensor_to(a, td_device_get("cpu")), td_tensor_to(b, td_device_get("cpu")));
+        td_tensor *sum = td_add(td_tensor_to(a, td_device_get("cpu")),
+                                td_tensor_to(b, td_device_get("cpu")));
         CHECK_OK(td_tensor_add_grad_hook(a, note_thread, &on_0, NULL));
         CHECK_OK(td_tensor_add_grad_hook(b, note_thread, &on_1, NULL));
         CHECK_OK(td_tensor_add_grad_hook(sum, note_thread, &on_host, NULL));
@@ -499,7 +504,8 @@ TEST(on_a_worker_each_node_runs_once_a_pass)
     enum { LEAVES = 40, PASSES = 300 };
     {
         TD_SCOPE;
-        td_tensor *leaves[LEAVES], *x = td_tensor_to(td_full(SHAPE(1, 1), 1, TD_F64, NULL), td_device_get("cpu:1"));
+        td_tensor *leaves[LEAVES],
+            *x = td_tensor_to(td_full(SHAPE(1, 1), 1, TD_F64, NULL), td_device_get("cpu:1"));
         int calls = 0;
         for (int i = 0; i < LEAVES; i++) {
             leaves[i] = td_tensor_to(td_full(SHAPE(1, 1), i, TD_F64, NULL), td_device_get("cpu:1"));
@@ -535,7 +541,8 @@ TEST(devices_run_what_they_are_given_in_order)
     CHECK_EQ(count, 1001);
     CHECK(td_device_exists("cpu:7") && td_device_exists("cpu"));
     CHECK(!td_device_exists("cuda:0") && !td_device_exists("cpu:") && !td_device_exists("cpu:x"));
-    CHECK_FAILS(td_device_submit(td_device_get("cuda:0"), add_one, &count), TD_ERR_INVALID, "cuda:0");
+    CHECK_FAILS(td_device_submit(td_device_get("cuda:0"), add_one, &count), TD_ERR_INVALID,
+                "cuda:0");
     CHECK_EQ(td_device_count("cuda"), 0);
     CHECK(td_device_count("cpu") > 1);
 }

@@ -1,5 +1,6 @@
 /* Backward passes as objects: roots, gradients that other threads feed, sums in a fixed order, sinks,
  * failures, and every end that a pass can have. */
+#include "host_data.h"
 #include "runner.h"
 
 #include "autograd/engine.h"
@@ -28,7 +29,7 @@ static td_tensor *constant(double value, int64_t size)
 static double first(const td_tensor *tensor)
 {
     CHECK(tensor != NULL);
-    return ((const double *)td_tensor_data(tensor))[0];
+    return ((const double *)host_data(tensor))[0];
 }
 
 static struct td__pass *open_pass(void)
@@ -222,13 +223,13 @@ struct net {
 
 static td_tensor *random_values(uint64_t *state, int64_t rows, int64_t columns)
 {
-    td_tensor *tensor = td_empty((int64_t[]){rows, columns}, 2, TD_F32, NULL);
-    float *data = td_tensor_data(tensor);
+    float data[16];
+    CHECK(rows * columns <= 16);
     for (int64_t i = 0; i < rows * columns; i++) {
         *state = *state * UINT64_C(6364136223846793005) + 1442695040888963407;
         data[i] = (float)(int32_t)(*state >> 32) * 1e-9f;
     }
-    return tensor;
+    return td_from_array(data, (int64_t[]){rows, columns}, 2, TD_F32, NULL);
 }
 
 static void make_net(struct net *net, const char *device)
@@ -241,9 +242,9 @@ static void make_net(struct net *net, const char *device)
     CHECK_OK(td_tensor_set_requires_grad(net->x, true));
     td_tensor *shared = td_mul(net->x, net->x);
     for (int i = 0; i < BRANCHES; i++) {
-        td_tensor *in = i % 2 && device ? td_tensor_to(td_tensor_to(shared, td_device_get(device)),
-                                                       td_device_get("cpu"))
-                                        : shared;
+        td_tensor *in = i % 2 && device
+                            ? td_tensor_to(td_tensor_to(shared, td_device_get(device)), NULL)
+                            : shared;
         net->outputs[i] = td_mul_scalar(td_matmul(in, net->w), i + 0.3);
     }
     for (int i = 0; i < FEEDS; i++) {
@@ -306,11 +307,11 @@ static void check_bits(const char *device)
         shuffle(net.order, FEEDS, &seed);
         run_net(&net, round % (FEEDERS + 1));
         if (round == 0) {
-            memcpy(w, td_tensor_data(td_tensor_grad(net.w)), sizeof w);
-            memcpy(x, td_tensor_data(td_tensor_grad(net.x)), sizeof x);
+            memcpy(w, host_data(td_tensor_grad(net.w)), sizeof w);
+            memcpy(x, host_data(td_tensor_grad(net.x)), sizeof x);
         }
-        CHECK(!memcmp(w, td_tensor_data(td_tensor_grad(net.w)), sizeof w));
-        CHECK(!memcmp(x, td_tensor_data(td_tensor_grad(net.x)), sizeof x));
+        CHECK(!memcmp(w, host_data(td_tensor_grad(net.w)), sizeof w));
+        CHECK(!memcmp(x, host_data(td_tensor_grad(net.x)), sizeof x));
     }
 }
 
@@ -334,7 +335,7 @@ TEST(fed_branches_are_summed_like_local_ones)
     make_net(&net, NULL);
     CHECK_OK(td_backward_from(net.outputs, net.grads, BRANCHES,
                               &(td_backward_options){.retain_graph = true}));
-    memcpy(x, td_tensor_data(td_tensor_grad(net.x)), sizeof x);
+    memcpy(x, host_data(td_tensor_grad(net.x)), sizeof x);
     CHECK_OK(td_tensor_set_grad(net.x, NULL));
     struct td__pass *pass = open_pass();
     for (int i = 0; i < BRANCHES; i++)
@@ -343,7 +344,7 @@ TEST(fed_branches_are_summed_like_local_ones)
     for (int i = 0; i < BRANCHES; i++)
         CHECK_OK(feed(pass, net.outputs[i], 0, net.grads[i]));
     run_and_close(pass);
-    CHECK(!memcmp(x, td_tensor_data(td_tensor_grad(net.x)), sizeof x));
+    CHECK(!memcmp(x, host_data(td_tensor_grad(net.x)), sizeof x));
 }
 
 struct feed_other {
@@ -609,9 +610,9 @@ TEST(what_was_not_expected_is_refused)
     CHECK_FAILS(feed(pass, w, 0, one), TD_ERR_INVALID, "for output 0 of leaf");
     CHECK_FAILS(feed(pass, y, 2, one), TD_ERR_INVALID, "with the number 2");
     CHECK_FAILS(feed(pass, y, -1, one), TD_ERR_INVALID, "with the number -1");
-    CHECK_FAILS(feed(pass, y, 0, constant(1, 3)), TD_ERR_INVALID, "f64 [3] on cpu");
+    CHECK_FAILS(feed(pass, y, 0, constant(1, 3)), TD_ERR_INVALID, "f64 [3] on ");
     CHECK_FAILS(feed(pass, y, 0, td_full(SHAPE(2), 1, TD_F32, NULL)), TD_ERR_INVALID,
-                "f32 [2] on cpu");
+                "f32 [2] on ");
     CHECK_OK(feed(pass, y, 0, one));
     CHECK_FAILS(feed(pass, y, 0, one), TD_ERR_INVALID, "fed twice");
     CHECK_OK(feed(pass, y, 1, one));

@@ -205,12 +205,17 @@ TEST(a_missing_kernel_is_named_or_computed_on_the_host)
     set_grad(host, values, false);
     td_optimizer *a = td_adam_of(&host, 1, NULL), *b = td_adam_of(&there, 1, NULL);
     toy_set_missing("adam", true);
+    setenv("TANDEM_FALLBACK", "cpu", 1); /* too late for a device that is open */
     CHECK_FAILS(td_optimizer_step(b), TD_ERR_UNSUPPORTED, "toy:0");
     CHECK_CONTAINS(td_last_error(), "adam");
     check_same(there, values);
-    setenv("TANDEM_FALLBACK", "cpu", 1);
+    td_optimizer_destroy(b);
+    td_tensor_release(there);
+    there = leaf(values, toy(1), false);
+    set_grad(there, values, false);
+    b = td_adam_of(&there, 1, NULL);
+    unsetenv("TANDEM_FALLBACK"); /* and this, too: toy:1 was opened with it */
     CHECK_OK(td_optimizer_step(b));
-    unsetenv("TANDEM_FALLBACK");
     toy_set_missing("adam", false);
     CHECK_OK(td_optimizer_step(a));
     check_same(there, host);
@@ -258,15 +263,15 @@ static void check_unchanged(struct several *s)
     td_state_destroy(state);
 }
 
-static struct several make_several(bool one_device)
+static struct several make_several(bool one_device, bool transposed)
 {
     struct several s = {0};
     for (int i = 0; i < SEVERAL; i++) {
         TD_SCOPE;
         td_device *device = i == 3 ? cpu() : toy(!one_device && i == 2);
         td_tensor *values = td_randn(TD_SHAPE(6, 6), TD_F32, cpu());
-        s.parameters[i] = leaf(values, device, i == 1);
-        set_grad(s.parameters[i], values, i == 1);
+        s.parameters[i] = leaf(values, device, transposed && i == 1);
+        set_grad(s.parameters[i], values, transposed && i == 1);
     }
     s.optimizer = td_adam_of(s.parameters, SEVERAL, &(td_adam_options){.amsgrad = true});
     CHECK(s.optimizer);
@@ -302,13 +307,28 @@ static int fail_each(struct several *s, int device, void (*fail)(int, int, enum 
 TEST(a_failed_kernel_leaves_everything_as_it_was, .deadline_s = 60)
 {
     for (int one_device = 0; one_device < 2; one_device++) {
-        struct several s = make_several(one_device);
+        struct several s = make_several(one_device, true);
         for (int step = 0; step < 2;
              step++) /* with new buffers, and with those of the first step */
             for (int device = 0; device < 2 - one_device; device++) {
                 CHECK(fail_each(&s, device, toy_fail_kernel) >= 1);
                 fail_each(&s, device, toy_fail_copy);
             }
+        end_several(&s);
+    }
+}
+
+TEST(a_failed_copy_of_a_step_on_the_host_leaves_everything_as_it_was, .deadline_s = 60)
+{
+    setenv("TANDEM_FALLBACK", "cpu", 1);
+    for (int one_device = 0; one_device < 2; one_device++) {
+        /* Without other strides on one device, no other copies are made than those of the fallback. */
+        struct several s = make_several(one_device, !one_device);
+        toy_set_missing("adam", true);
+        for (int step = 0; step < 2; step++)
+            for (int device = 0; device < 2 - one_device; device++) /* to the host and back */
+                CHECK(fail_each(&s, device, toy_fail_copy) >= 2);
+        toy_set_missing("adam", false);
         end_several(&s);
     }
 }

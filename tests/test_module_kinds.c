@@ -1,5 +1,6 @@
 /* Modules that are sent: every kind arrives with the same text, state and results; kinds of a program's own; modules
  * that cannot be sent; and one worker that returns a module to another. */
+#include "host_data.h"
 #include "runner.h"
 
 #include "module_samples.h"
@@ -17,9 +18,7 @@ static void check_same_tensor(const td_tensor *a, const td_tensor *b)
     CHECK_EQ(td_tensor_ndim(a), td_tensor_ndim(b));
     for (int d = 0; d < td_tensor_ndim(a); d++)
         CHECK_EQ(td_tensor_size(a, d), td_tensor_size(b, d));
-    TD_SCOPE;
-    td_tensor *x = td_contiguous((td_tensor *)a), *y = td_contiguous((td_tensor *)b);
-    CHECK_MEM(td_tensor_data(x), td_tensor_data(y),
+    CHECK_MEM(host_data(a), host_data(b),
               (size_t)td_tensor_numel(a) * td_dtype_size(td_tensor_dtype(a)));
 }
 
@@ -151,7 +150,7 @@ TEST(shared_tensors_stay_shared)
         TD_NO_GRAD;
         CHECK_OK(td_fill_(weight, 3)); /* its own memory */
     }
-    CHECK(*(const float *)td_tensor_data(td_module_parameter(net, "0.weight")) != 3);
+    CHECK(*(const float *)host_data(td_module_parameter(net, "0.weight")) != 3);
     td_module_destroy(copy);
     td_module_destroy(net);
 }
@@ -349,7 +348,8 @@ static void use_remote_modules(void)
     CHECK(td_rpc_sync("b", "make_large", TD_NO_ARGS, NULL)); /* the connection goes on */
 }
 
-RANKS(a_worker_returns_a_module, .ranks = 2, .deadline_s = 60)
+RANKS(a_worker_returns_a_module, .host_only = "the other worker draws its numbers on the host",
+      .ranks = 2, .deadline_s = 60)
 {
     static const td_rpc_method methods[] = {{"get_model()", holder_get_model}, {0}};
     CHECK_OK(td_rpc_register_class(&(td_rpc_class){.signature = "Holder()",

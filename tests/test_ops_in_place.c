@@ -75,7 +75,7 @@ TEST(what_cannot_be_changed_is_named)
         CHECK_FAILS(td_mul_(x, td_ones(SHAPE(2), TD_F64, NULL)), TD_ERR_INVALID,
                     "td_mul_: the operands are f32 and f64");
         CHECK_FAILS(td_div_(x, td_tensor_to(x, td_device_get("cpu:0"))), TD_ERR_INVALID,
-                    "td_div_: the operands are on cpu and on cpu:0");
+                    "and on cpu:0; td_tensor_to() moves one");
         CHECK_FAILS(td_add_(expanded, x), TD_ERR_INVALID,
                     "td_add_: elements of the tensor of shape [3, 2] share memory");
         CHECK_FAILS(td_zero_(expanded), TD_ERR_INVALID, "td_zero_: elements of the tensor");
@@ -260,7 +260,8 @@ TEST(constants_become_results)
 {
     {
         TD_SCOPE;
-        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *y = td_full(SHAPE(3, 2), 10, TD_F64, NULL);
+        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)),
+                  *y = td_full(SHAPE(3, 2), 10, TD_F64, NULL);
         CHECK_OK(td_mul_(y, w));
         CHECK(td_tensor_requires_grad(y) && !td_tensor_is_leaf(y));
         CHECK_OK(td_add_(y, w));

@@ -20,7 +20,8 @@ TEST(parts_by_index)
         CHECK_TENSOR(td_index_select(x, 1, at), TD_F32, SHAPE(2, 4), 2, 0, 2, 1, 5, 3, 5, 4);
         CHECK_TENSOR(td_index_select(x, -2, td_slice(at, 0, 1, INT64_MAX, 2)), TD_F32, SHAPE(2, 3),
                      0, 1, 2, 3, 4, 5);
-        CHECK_TENSOR(td_index_select(x, 0, td_zeros(SHAPE(0), TD_I64, NULL)), TD_F32, SHAPE(0, 3), 0);
+        CHECK_TENSOR(td_index_select(x, 0, td_zeros(SHAPE(0), TD_I64, NULL)), TD_F32, SHAPE(0, 3),
+                     0);
         CHECK_TENSOR(td_take_along_dim(x, 1, MAKE(TD_I64, SHAPE(2, 2), 2, 0, 1, 1)), TD_F32,
                      SHAPE(2, 2), 2, 0, 4, 4);
         CHECK_TENSOR(td_take_along_dim(x, 0, MAKE(TD_I64, SHAPE(1, 3), 1, 0, 1)), TD_F32,
@@ -31,7 +32,8 @@ TEST(parts_by_index)
     }
 }
 
-TEST(wrong_indices_are_named)
+TEST(wrong_indices_are_named,
+     .host_only = "an index out of range is a later failure of an accelerator")
 {
     {
         TD_SCOPE;
@@ -46,12 +48,13 @@ TEST(wrong_indices_are_named)
         CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(1, 1), TD_I64, NULL)),
                    "td_index_select: the list of indices has the shape [1, 1]");
         CHECK_NULL(td_index_select(x, 0, td_tensor_to(at, td_device_get("cpu:1"))),
-                   "on cpu:1 and the elements on cpu");
+                   "on cpu:1 and the elements on");
         CHECK_NULL(td_take_along_dim(x, 0, at),
                    "td_take_along_dim: x has the shape [2, 3], the indices [2]");
         CHECK_NULL(td_take_along_dim(x, 1, td_zeros(SHAPE(3, 3), TD_I64, NULL)),
                    "[3, 3]; only dimension 1 may differ");
-        CHECK_NULL(td_take_along_dim(x, 1, td_full(SHAPE(2, 1), 3, TD_I64, NULL)), "td_take_along_dim: ");
+        CHECK_NULL(td_take_along_dim(x, 1, td_full(SHAPE(2, 1), 3, TD_I64, NULL)),
+                   "td_take_along_dim: ");
         CHECK_NULL(td_one_hot(at, 3), "td_one_hot: ");
         CHECK_NULL(td_one_hot(at, 0), "td_one_hot: there must be at least one class");
         CHECK_NULL(td_one_hot(i32, 3), "td_one_hot: the indices are i32");
@@ -144,7 +147,7 @@ TEST(comparison_as_a_whole)
         CHECK(!td_equal(nan, nan) && !td_allclose(nan, nan, 1, 1));
         CHECK(td_allclose(MAKE(TD_U8, SHAPE(1), 0), MAKE(TD_U8, SHAPE(1), 255), 1, 0));
         CHECK(!td_allclose(a, td_tensor_to(a, td_device_get("cpu:1")), 1, 1));
-        CHECK_CONTAINS(td_last_error(), "on cpu and on cpu:1");
+        CHECK_CONTAINS(td_last_error(), "and on cpu:1");
     }
 }
 
@@ -181,7 +184,8 @@ TEST(choosing)
         CHECK_NULL(td_masked_fill(row, c, 0),
                    "td_masked_fill: a tensor of shape [2, 1] does not expand");
         CHECK_NULL(td_masked_fill(row, row, 0), "td_masked_fill: the mask is i32");
-        CHECK_NULL(td_masked_fill(td_zeros(SHAPE(2, 1), TD_U8, NULL), c, -1), "not in the range of u8");
+        CHECK_NULL(td_masked_fill(td_zeros(SHAPE(2, 1), TD_U8, NULL), c, -1),
+                   "not in the range of u8");
 
         td_tensor *x = gradcheck_random(SHAPE(2, 3), -1, 1), *y = gradcheck_random(SHAPE(3), -1, 1);
         gradcheck("td_where", run_where, NULL, (td_tensor *[]){c, x, y}, 3);
@@ -192,7 +196,8 @@ TEST(choosing)
 }
 
 /* Places are those of the tensor that was given, and the name is that of the function that was called. */
-TEST(indices_out_of_range_are_named_where_they_are)
+TEST(indices_out_of_range_are_named_where_they_are,
+     .host_only = "an index out of range is a later failure of an accelerator")
 {
     {
         TD_SCOPE;
@@ -207,7 +212,8 @@ TEST(indices_out_of_range_are_named_where_they_are)
                    "td_take_along_dim: the index at [1, 0] is 7, but dimension 0 has 4");
         CHECK_NULL(td_one_hot(list, 4), "td_one_hot: the class at [1] is 4; it must be 0 to 3");
         CHECK_NULL(td_one_hot(pairs, 4), "td_one_hot: the class at [1, 0] is 7");
-        td_tensor *x = td_zeros(SHAPE(3, 4), TD_F32, NULL), *image = td_zeros(SHAPE(2, 4, 2), TD_F32, NULL);
+        td_tensor *x = td_zeros(SHAPE(3, 4), TD_F32, NULL),
+                  *image = td_zeros(SHAPE(2, 4, 2), TD_F32, NULL);
         CHECK_NULL(td_nll_loss(x, list), "td_nll_loss: the target at [1] is 4, but there are 4");
         CHECK_NULL(td_cross_entropy(x, list), "td_cross_entropy: the target at [1] is 4");
         CHECK_NULL(td_cross_entropy(image, pairs), "td_cross_entropy: the target at [1, 0] is 7");

@@ -124,7 +124,7 @@ TEST(splitting)
 static td_tensor *run_casts(td_tensor *const *x, const void *arg)
 {
     (void)arg;
-    return td_tensor_to(td_square(td_tensor_to(x[0], td_device_get("cpu:1"))), td_device_get("cpu"));
+    return td_tensor_to(td_square(td_tensor_to(x[0], td_device_get("cpu:1"))), NULL);
 }
 
 TEST(dtypes_and_devices)
@@ -132,7 +132,7 @@ TEST(dtypes_and_devices)
     {
         TD_SCOPE;
         td_tensor *x = MAKE(TD_F64, SHAPE(2, 2), 1.5, -2.5, 0, 300);
-        CHECK(td_to_dtype(x, TD_F64) == x && td_tensor_to(x, td_device_get("cpu")) == x &&
+        CHECK(td_to_dtype(x, TD_F64) == x && td_tensor_to(x, td_current_device()) == x &&
               td_tensor_to(x, NULL) == x);
         CHECK_TENSOR(td_to_dtype(x, TD_I32), TD_I32, SHAPE(2, 2), 1, -2, 0, 300);
         CHECK_TENSOR(td_to_dtype(td_transpose(x, 0, 1), TD_F16), TD_F16, SHAPE(2, 2), 1.5, 0, -2.5,
@@ -194,7 +194,8 @@ TEST(ranges)
         CHECK_TENSOR(td_zeros_like(x), TD_I32, SHAPE(1, 2), 0, 0);
         CHECK_TENSOR(td_ones_like(x), TD_I32, SHAPE(1, 2), 1, 1);
         CHECK_EQ(td_tensor_size(td_empty_like(x), 1), 2);
-        CHECK_NULL(td_arange(0, 5, 0, TD_F32, NULL), "td_arange: a step of 0 does not lead from 0 to 5");
+        CHECK_NULL(td_arange(0, 5, 0, TD_F32, NULL),
+                   "td_arange: a step of 0 does not lead from 0 to 5");
         CHECK_NULL(td_arange(0, 5, -1, TD_F32, NULL), "td_arange: a step of -1");
         CHECK_NULL(td_arange(0, NAN, 1, TD_F32, NULL), "td_arange: from 0 to nan is no range");
         CHECK_NULL(td_arange(0, 1e30, 1, TD_F32, NULL), "td_arange: ");

@@ -1,6 +1,7 @@
 /* Activations, softmax, dropout and normalisation: gradients by finite differences, values by other
  * operators, and what is refused. */
 #include "ops_checks.h"
+#include "host_data.h"
 
 #include <math.h>
 
@@ -45,7 +46,7 @@ TEST(activations)
         TD_SCOPE;
         activation f = activations[i].function;
         td_tensor *x = td_sub_scalar(td_mul_scalar(td_arange(0, 12, 1, TD_F64, NULL), 0.7), 4);
-        const double *in = td_tensor_data(x), *out = td_tensor_data(f(x));
+        const double *in = host_data(x), *out = host_data(f(x));
         for (int k = 0; k < 12; k++)
             CHECK(fabs(out[k] - value_of(f, in[k])) < 1e-12);
         td_tensor *matrix = td_reshape(x, (int64_t[]){3, 4}, 2);
@@ -108,7 +109,7 @@ TEST(softmax_of_every_dimension)
         CHECK(!td_f_softmax(NULL, 0));
         CHECK_EQ(td_tensor_numel(td_f_softmax(td_zeros(SHAPE(3, 0), TD_F32, NULL), 1)), 0);
         td_tensor *large = td_full((int64_t[]){2}, 1, 1e30, TD_F32, NULL);
-        CHECK(((float *)td_tensor_data(td_f_softmax(large, 0)))[0] == 0.5f);
+        CHECK(((const float *)host_data(td_f_softmax(large, 0)))[0] == 0.5f);
     }
 }
 
@@ -126,7 +127,7 @@ TEST(dropout_keeps_or_scales)
         TD_SCOPE;
         td_tensor *x = td_ones((int64_t[]){4, 5, 3, 2}, 4, TD_F64, NULL);
         td_tensor *y = dropout(&x, NULL), *channels = dropout(&x, "2d");
-        const double *each = td_tensor_data(y), *block = td_tensor_data(channels);
+        const double *each = host_data(y), *block = host_data(channels);
         int zeros = 0;
         for (int i = 0; i < 120; i++) {
             CHECK(each[i] == 0 || fabs(each[i] - 1 / 0.6) < 1e-12);
@@ -151,7 +152,8 @@ TEST(dropout_that_does_nothing)
         CHECK_EQ(td_tensor_numel(td_f_dropout(td_zeros(SHAPE(0), TD_F32, NULL), 0.5, true)), 0);
         CHECK_NULL(td_f_dropout(x, 1.5, true), "td_f_dropout: 1.5 is no probability");
         CHECK_NULL(td_f_dropout(x, NAN, true), "no probability");
-        CHECK_NULL(td_f_dropout2d(td_zeros(SHAPE(3), TD_F32, NULL), 0.5, true), "td_f_dropout2d: x");
+        CHECK_NULL(td_f_dropout2d(td_zeros(SHAPE(3), TD_F32, NULL), 0.5, true),
+                   "td_f_dropout2d: x");
         CHECK_NULL(td_f_dropout(td_zeros(SHAPE(3), TD_I64, NULL), 0.5, true), "i64");
         CHECK(!td_f_dropout(NULL, 0.5, true));
     }
@@ -218,7 +220,7 @@ TEST(batch_norm_moves_running_statistics)
         td_tensor *v = td_var_dims(x, (int[]){0, 2}, 2, 1, false);
         check_near(mean, td_add_scalar(td_mul_scalar(m, 0.25), 0.375), 1e-12);
         check_near(var, td_add_scalar(td_mul_scalar(v, 0.25), 1.5), 1e-12);
-        CHECK(((double *)td_tensor_data(wide))[1] == 2);
+        CHECK(((const double *)host_data(wide))[1] == 2);
         td_tensor *before = td_clone(mean);
         CHECK(td_batch_norm(x, mean, var, NULL, NULL, false, 0.25, 1e-5));
         CHECK(td_equal(before, mean));
@@ -229,19 +231,20 @@ TEST(batch_norm_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32, NULL), *three = td_zeros(SHAPE(3), TD_F32, NULL);
+        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32, NULL),
+                  *three = td_zeros(SHAPE(3), TD_F32, NULL);
         td_tensor *two = td_zeros(SHAPE(2), TD_F32, NULL);
         CHECK_NULL(td_batch_norm(x, NULL, NULL, two, NULL, true, 0.1, 1e-5),
                    "td_batch_norm: weight has the shape [2]; it must have [3]");
         CHECK_NULL(td_batch_norm(x, two, three, NULL, NULL, true, 0.1, 1e-5), "running_mean");
         CHECK_NULL(td_batch_norm(x, NULL, NULL, NULL, NULL, false, 0.1, 1e-5),
                    "running_mean and running_var are NULL");
-        CHECK_NULL(
-            td_batch_norm(td_zeros(SHAPE(1, 3), TD_F32, NULL), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
-            "[1, 3], one value a channel");
-        CHECK_NULL(
-            td_batch_norm(td_zeros(SHAPE(3), TD_F32, NULL), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
-            "x has the shape [3]");
+        CHECK_NULL(td_batch_norm(td_zeros(SHAPE(1, 3), TD_F32, NULL), NULL, NULL, NULL, NULL, true,
+                                 0.1, 1e-5),
+                   "[1, 3], one value a channel");
+        CHECK_NULL(td_batch_norm(td_zeros(SHAPE(3), TD_F32, NULL), NULL, NULL, NULL, NULL, true,
+                                 0.1, 1e-5),
+                   "x has the shape [3]");
         CHECK(!td_batch_norm(NULL, NULL, NULL, NULL, NULL, true, 0.1, 1e-5));
     }
 }
@@ -296,12 +299,13 @@ TEST(layer_norm_over_the_last_dimensions)
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){4}, 1, NULL, NULL, 1e-5),
                    "td_f_layer_norm: x has the shape [2, 3]; its last sizes must be [4]");
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){1, 2, 3}, 3, NULL, NULL, 1e-5), "[1, 2, 3]");
-        CHECK_NULL(td_f_layer_norm(x, (int64_t[]){3}, 1, td_zeros(SHAPE(2), TD_F32, NULL), NULL, 1e-5),
-                   "weight has the shape [2]");
+        CHECK_NULL(
+            td_f_layer_norm(x, (int64_t[]){3}, 1, td_zeros(SHAPE(2), TD_F32, NULL), NULL, 1e-5),
+            "weight has the shape [2]");
         CHECK_NULL(td_f_layer_norm(x, NULL, 0, NULL, NULL, 1e-5), "dimensions, not 0");
         CHECK(!td_f_layer_norm(NULL, (int64_t[]){3}, 1, NULL, NULL, 1e-5));
-        CHECK_EQ(td_tensor_numel(td_f_layer_norm(td_zeros(SHAPE(0, 3), TD_F32, NULL), (int64_t[]){3}, 1,
-                                                 NULL, NULL, 1e-5)),
+        CHECK_EQ(td_tensor_numel(td_f_layer_norm(td_zeros(SHAPE(0, 3), TD_F32, NULL),
+                                                 (int64_t[]){3}, 1, NULL, NULL, 1e-5)),
                  0);
     }
 }

@@ -33,12 +33,13 @@ static td_tensor *avg_pool(td_tensor *const *x, const void *arg)
 /* Different numbers, far enough from each other for finite differences. */
 static td_tensor *distinct(const int64_t *shape, int ndim)
 {
-    td_tensor *x = td_empty(shape, ndim, TD_F64, NULL);
+    TD_SCOPE;
+    td_tensor *x = td_empty(shape, ndim, TD_F64, td_device_get("cpu"));
     double *data = td_tensor_data(x);
     int64_t count = td_tensor_numel(x);
     for (int64_t i = 0; i < count; i++)
         data[i] = (double)(i * 7919 % 10007) / 1000 - 5;
-    return x;
+    return td_scope_return(td_tensor_to(x, NULL));
 }
 
 /* The windows as slices of a padded picture, one element of each window at a time. */
@@ -49,7 +50,8 @@ static td_tensor *slow_pool(td_tensor *x, const struct pool *pool, bool greatest
     int64_t height = pool->x[2] + 2 * p[0], width = pool->x[3] + 2 * p[1];
     td_tensor *padded = td_full((int64_t[]){pool->x[0], pool->x[1], height, width}, 4,
                                 greatest ? -INFINITY : 0, TD_F64, NULL);
-    td_tensor *counts = td_zeros((int64_t[]){pool->x[0], pool->x[1], height, width}, 4, TD_F64, NULL);
+    td_tensor *counts = td_zeros((int64_t[]){pool->x[0], pool->x[1], height, width}, 4, TD_F64,
+                                 NULL);
     td_tensor *inside = td_narrow(td_narrow(padded, 2, p[0], pool->x[2]), 3, p[1], pool->x[3]);
     CHECK_OK(td_tensor_copy(inside, x));
     CHECK_OK(td_fill_(pool->options.exclude_padding
@@ -145,9 +147,11 @@ TEST(pooling_refuses)
         CHECK_NULL(td_f_avg_pool2d(td_zeros(SHAPE(4, 4), TD_F32, NULL), 2, 2, NULL), "[4, 4]");
         CHECK_NULL(td_f_avg_pool2d(td_zeros(SHAPE(1, 2, 4, 4), TD_I32, NULL), 2, 2, NULL), "i32");
         CHECK_NULL(td_f_adaptive_avg_pool2d(x, -1, 2), "-1 by 2");
-        CHECK_NULL(td_f_adaptive_max_pool2d(td_zeros(SHAPE(1, 1, 0, 4), TD_F32, NULL), 1, 1), "1 by 1");
+        CHECK_NULL(td_f_adaptive_max_pool2d(td_zeros(SHAPE(1, 1, 0, 4), TD_F32, NULL), 1, 1),
+                   "1 by 1");
         CHECK(!td_f_max_pool2d(NULL, 2, 2, NULL) && !td_f_adaptive_max_pool2d(NULL, 2, 2));
-        CHECK_EQ(td_tensor_numel(td_f_max_pool2d(td_zeros(SHAPE(0, 2, 4, 4), TD_F32, NULL), 2, 2, NULL)),
-                 0);
+        CHECK_EQ(
+            td_tensor_numel(td_f_max_pool2d(td_zeros(SHAPE(0, 2, 4, 4), TD_F32, NULL), 2, 2, NULL)),
+            0);
     }
 }

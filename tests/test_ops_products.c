@@ -1,6 +1,7 @@
 /* Products: gradients by finite differences, values against plain loops, gradients that are written
  * where leaves keep them, and what is refused. */
 #include "ops_checks.h"
+#include "host_data.h"
 
 #include <math.h>
 
@@ -73,12 +74,13 @@ TEST(matmul_of_nothing)
 {
     {
         TD_SCOPE;
-        td_tensor *y = td_matmul(td_zeros(SHAPE(2, 0), TD_F32, NULL), td_zeros(SHAPE(0, 3), TD_F32, NULL));
+        td_tensor *y = td_matmul(td_zeros(SHAPE(2, 0), TD_F32, NULL),
+                                 td_zeros(SHAPE(0, 3), TD_F32, NULL));
         CHECK_EQ(td_tensor_numel(y), 6);
         for (int i = 0; i < 6; i++)
-            CHECK(((float *)td_tensor_data(y))[i] == 0);
-        CHECK_EQ(td_tensor_numel(
-                     td_matmul(td_zeros(SHAPE(0, 4, 2), TD_F32, NULL), td_zeros(SHAPE(2, 3), TD_F32, NULL))),
+            CHECK(((const float *)host_data(y))[i] == 0);
+        CHECK_EQ(td_tensor_numel(td_matmul(td_zeros(SHAPE(0, 4, 2), TD_F32, NULL),
+                                           td_zeros(SHAPE(2, 3), TD_F32, NULL))),
                  0);
         td_tensor *a = random_of(SHAPE(0, 4, 2)), *b = random_of(SHAPE(2, 3));
         td_tensor *c = random_of(SHAPE(5, 4));
@@ -105,7 +107,8 @@ TEST(bmm_is_matmul_of_batches)
         td_tensor *a = random_of(SHAPE(3, 2, 4)), *b = random_of(SHAPE(3, 4, 5));
         check_near(td_bmm(a, b), slow_matmul(a, b), 1e-12);
         gradcheck("td_bmm", bmm, NULL, (td_tensor *[]){a, b}, 2);
-        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(2, 4, 5), TD_F64, NULL)), "td_bmm: the shapes [3, 2, 4] and");
+        CHECK_NULL(td_bmm(a, td_zeros(SHAPE(2, 4, 5), TD_F64, NULL)),
+                   "td_bmm: the shapes [3, 2, 4] and");
         CHECK_NULL(td_bmm(a, td_zeros(SHAPE(4, 5), TD_F64, NULL)), "[B, M, K] and [B, K, N]");
         CHECK_NULL(td_bmm(a, td_zeros(SHAPE(3, 3, 5), TD_F64, NULL)), "[3, 2, 4] and [3, 3, 5]");
     }
@@ -119,9 +122,12 @@ TEST(products_refuse)
         CHECK_NULL(td_matmul(a, td_zeros(SHAPE(4, 2), TD_F32, NULL)),
                    "td_matmul: the shapes [2, 3] and [4, 2] cannot be multiplied");
         CHECK_NULL(td_matmul(a, td_zeros(SHAPE(3, 2), TD_F64, NULL)), "f32 and f64");
-        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 3), TD_I64, NULL), td_zeros(SHAPE(3, 2), TD_I64, NULL)), "i64");
+        CHECK_NULL(
+            td_matmul(td_zeros(SHAPE(2, 3), TD_I64, NULL), td_zeros(SHAPE(3, 2), TD_I64, NULL)),
+            "i64");
         CHECK_NULL(td_matmul(td_zeros(NULL, 0, TD_F32, NULL), a), "without dimensions");
-        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 2, 3), TD_F32, NULL), td_zeros(SHAPE(4, 3, 2), TD_F32, NULL)),
+        CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 2, 3), TD_F32, NULL),
+                             td_zeros(SHAPE(4, 3, 2), TD_F32, NULL)),
                    "[2, 2, 3] and [4, 3, 2]");
         CHECK_NULL(td_matmul(td_zeros(SHAPE(2), TD_F32, NULL), td_zeros(SHAPE(3), TD_F32, NULL)),
                    "[2] and [3]");
@@ -199,14 +205,17 @@ TEST(linear_refuses)
 {
     {
         TD_SCOPE;
-        td_tensor *x = td_zeros(SHAPE(64, 100), TD_F32, NULL), *w = td_zeros(SHAPE(10, 784), TD_F32, NULL);
+        td_tensor *x = td_zeros(SHAPE(64, 100), TD_F32, NULL),
+                  *w = td_zeros(SHAPE(10, 784), TD_F32, NULL);
         CHECK_NULL(td_f_linear(x, w, NULL), "td_f_linear: x has the shape [64, 100], weight "
                                             "[10, 784]; the last size of x must be 784");
         CHECK_NULL(td_f_linear(td_zeros(NULL, 0, TD_F32, NULL), w, NULL), "[10, 784]");
         td_tensor *good = td_zeros(SHAPE(2, 784), TD_F32, NULL);
-        CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(11), TD_F32, NULL)), "bias has the shape [11]");
+        CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(11), TD_F32, NULL)),
+                   "bias has the shape [11]");
         CHECK_NULL(td_f_linear(good, w, td_zeros(SHAPE(10), TD_F64, NULL)), "f32 and f64");
-        CHECK_NULL(td_f_linear(good, td_zeros(SHAPE(784), TD_F32, NULL), NULL), "weight has the shape");
+        CHECK_NULL(td_f_linear(good, td_zeros(SHAPE(784), TD_F32, NULL), NULL),
+                   "weight has the shape");
         CHECK(!td_f_linear(NULL, w, NULL) && !td_f_linear(x, NULL, NULL));
         CHECK_EQ(td_tensor_numel(td_f_linear(td_zeros(SHAPE(0, 784), TD_F32, NULL), w, NULL)), 0);
     }
@@ -292,8 +301,8 @@ TEST(convolutions)
         td_tensor *y = td_f_conv2d(x, w, b, &conv->options);
         CHECK(y);
         const int64_t *shape = y->layout.shape;
-        const double *in = td_tensor_data(x), *weight = td_tensor_data(w);
-        const double *out = td_tensor_data(y), *bias = td_tensor_data(b);
+        const double *in = host_data(x), *weight = host_data(w);
+        const double *out = host_data(y), *bias = host_data(b);
         for (int64_t n = 0; n < shape[0]; n++)
             for (int64_t o = 0; o < shape[1]; o++)
                 for (int64_t h = 0; h < shape[2]; h++)
@@ -345,13 +354,19 @@ TEST(convolution_refuses)
                    "2^31");
         CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(2, 3, 2, 8), TD_F32, NULL), w, NULL, NULL),
                    "does not fit into an image of 2");
-        CHECK_NULL(td_f_conv2d(x, w, td_zeros(SHAPE(3), TD_F32, NULL), NULL), "bias has the shape [3]");
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3, 3), TD_F64, NULL), NULL, NULL), "f32 and f64");
-        CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(8, 8), TD_F32, NULL), w, NULL, NULL), "3 to 4 dimensions");
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3), TD_F32, NULL), NULL, NULL), "4 dimensions");
-        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 0, 3), TD_F32, NULL), NULL, NULL), "kernel 0");
+        CHECK_NULL(td_f_conv2d(x, w, td_zeros(SHAPE(3), TD_F32, NULL), NULL),
+                   "bias has the shape [3]");
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3, 3), TD_F64, NULL), NULL, NULL),
+                   "f32 and f64");
+        CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(8, 8), TD_F32, NULL), w, NULL, NULL),
+                   "3 to 4 dimensions");
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3), TD_F32, NULL), NULL, NULL),
+                   "4 dimensions");
+        CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 0, 3), TD_F32, NULL), NULL, NULL),
+                   "kernel 0");
         CHECK(!td_f_conv2d(NULL, w, NULL, NULL) && !td_f_conv2d(x, NULL, NULL, NULL));
-        CHECK_EQ(td_tensor_numel(td_f_conv2d(td_zeros(SHAPE(0, 3, 8, 8), TD_F32, NULL), w, NULL, NULL)),
-                 0);
+        CHECK_EQ(
+            td_tensor_numel(td_f_conv2d(td_zeros(SHAPE(0, 3, 8, 8), TD_F32, NULL), w, NULL, NULL)),
+            0);
     }
 }

@@ -102,7 +102,8 @@ TEST(whole_numbers_add_up_in_i64)
 {
     {
         TD_SCOPE;
-        td_tensor *bytes = td_full(SHAPE(300), 200, TD_U8, NULL), *flags = td_ones(SHAPE(1000), TD_BOOL, NULL);
+        td_tensor *bytes = td_full(SHAPE(300), 200, TD_U8, NULL),
+                  *flags = td_ones(SHAPE(1000), TD_BOOL, NULL);
         CHECK_TENSOR(td_sum(bytes), TD_I64, NO_DIMS, 60000);
         CHECK_TENSOR(td_sum(flags), TD_I64, NO_DIMS, 1000);
         CHECK_TENSOR(td_sum_dims(td_reshape(flags, SHAPE(2, 500)), (int[]){1}, 1, false), TD_I64,

@@ -1,5 +1,6 @@
 /* Operators against PyTorch: results and gradients that it gave for the same inputs, recorded by
  * reference/record_ops.py. */
+#include "host_data.h"
 #include "runner.h"
 #include "view_programs.h"
 
@@ -144,8 +145,7 @@ static td_tensor *losses(const char *name, td_tensor *const *x)
                : name[0] == 'l' ? td_l1_loss_with(x[0], x[1], &options)
                                 : td_bce_with_logits_with(x[0], x[1], &options);
     }
-    options.weight = td_from_blob((void *)recorded_weight, (int64_t[]){5}, 1, NULL, TD_F32, NULL, NULL,
-                                  NULL);
+    options.weight = td_from_array(recorded_weight, TD_SHAPE(5), TD_F32, NULL);
     if (!strncmp(name, "nll_", 4))
         return td_nll_loss_with(x[0], x[1], &options);
     if (!strncmp(name, "smooth_", 7))
@@ -174,28 +174,21 @@ static td_tensor *call(const char *name, td_tensor *const *x)
 
 static td_tensor *make(const struct recorded_tensor *recorded)
 {
-    td_tensor *tensor = td_empty(recorded->shape, recorded->ndim,
-                                 recorded->is_index ? TD_I64 : TD_F32, NULL);
+    TD_SCOPE;
+    td_tensor *tensor = td_from_array(recorded_numbers + recorded->start, recorded->shape,
+                                      recorded->ndim, TD_F32, NULL);
     CHECK(tensor);
-    const float *from = recorded_numbers + recorded->start;
-    for (int64_t i = 0; i < td_tensor_numel(tensor); i++)
-        if (recorded->is_index)
-            ((int64_t *)td_tensor_data(tensor))[i] = (int64_t)from[i];
-        else
-            ((float *)td_tensor_data(tensor))[i] = from[i];
-    return tensor;
+    return td_scope_return(td_to_dtype(tensor, recorded->is_index ? TD_I64 : TD_F32));
 }
 
 /* Within a few roundings of the largest number of the tensor. */
 static void compare(const char *name, const char *what, td_tensor *got,
                     const struct recorded_tensor *recorded)
 {
-    td_tensor *expected = make(recorded), *ordered = td_contiguous(got);
-    CHECK(ordered);
     CHECK_EQ(td_tensor_ndim(got), recorded->ndim);
     for (int d = 0; d < recorded->ndim; d++)
         CHECK_EQ(td_tensor_size(got, d), recorded->shape[d]);
-    const float *x = td_tensor_data(ordered), *y = td_tensor_data(expected);
+    const float *x = host_data(got), *y = recorded_numbers + recorded->start;
     double most = 0;
     for (int64_t i = 0; i < td_tensor_numel(got); i++)
         most = fmax(most, fabs((double)y[i]));
@@ -231,6 +224,8 @@ static void check_op(const struct recorded_op *op)
 TEST(operators_agree_with_pytorch)
 {
     for (size_t i = 0; i < sizeof recorded_ops / sizeof recorded_ops[0]; i++) {
+        if (strstr(recorded_ops[i].name, "dropout") && !td_test_on_host())
+            continue; /* only the host draws PyTorch's numbers */
         TD_SCOPE;
         check_op(&recorded_ops[i]);
     }

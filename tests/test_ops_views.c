@@ -31,15 +31,15 @@ TEST(gradients_through_changed_views)
 /* Memory of the caller's with gaps between its rows. */
 static td_tensor *with_gaps(td_tensor *const *x, const void *memory)
 {
-    td_tensor *base = td_from_blob((void *)memory, (int64_t[]){3, 2}, 2, (int64_t[]){5, 2}, TD_F64, NULL,
-                                   NULL, NULL);
+    td_tensor *base = td_from_blob((void *)memory, (int64_t[]){3, 2}, 2, (int64_t[]){5, 2}, TD_F64,
+                                   NULL, NULL, NULL);
     CHECK_OK(td_zero_(base));
     CHECK_OK(td_add_(td_select(base, 1, 1), td_square(x[0])));
     CHECK_OK(td_mul_(base, td_unsqueeze(x[0], 1)));
     return td_sin(td_add_scalar(base, 1));
 }
 
-TEST(gradients_of_a_base_with_gaps)
+TEST(gradients_of_a_base_with_gaps, .host_only = "its tensors are over memory of the host")
 {
     double memory[15] = {0};
     {
@@ -202,7 +202,8 @@ TEST(detached_tensors_go_their_own_way)
             "td_sum: the memory of its input of shape [3] was changed in place through a td_detach()");
         CHECK_NULL(td_sum(td_narrow(y, 0, 0, 2)), "td_narrow: the memory");
         CHECK_FAILS(td_add_scalar_(y, 1), TD_ERR_STATE, "td_add_scalar_: the memory");
-        CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64, NULL), y), TD_ERR_STATE, "td_mul_: the memory");
+        CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64, NULL), y), TD_ERR_STATE,
+                    "td_mul_: the memory");
 
         y = td_mul_scalar(w, 1);
         {

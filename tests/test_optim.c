@@ -1,5 +1,6 @@
 /* Optimizers and clipping against PyTorch: parameters bit for bit over 20 steps; groups, states, and what
  * is refused. What was recorded, and how, is in tests/reference/record_modules.py. */
+#include "host_data.h"
 #include "runner.h"
 
 #include <tandem/checkpoint.h>
@@ -36,8 +37,8 @@ static void set_grad(td_tensor *parameter)
 {
     {
         TD_SCOPE;
-        td_tensor *grad = td_empty_like(td_detach(parameter));
-        CHECK_OK(td_normal_(grad, 0, 1, NULL));
+        td_tensor *grad = host_randn(td_tensor_shape(parameter), td_tensor_ndim(parameter),
+                                     td_tensor_dtype(parameter));
         CHECK_OK(td_tensor_set_grad(parameter, grad));
     }
 }
@@ -82,21 +83,21 @@ TEST(paths_are_those_of_pytorch)
         const struct recorded_path *path = &recorded_paths[i];
         td_manual_seed(1);
         td_tensor *parameter = leaf_of(
-            td_randn((const int64_t[]){37}, 1, path->wide ? TD_F64 : TD_F32, NULL));
+            host_randn((const int64_t[]){37}, 1, path->wide ? TD_F64 : TD_F32));
         td_optimizer *optimizer = make(path->name, &parameter, 1);
         CHECK(optimizer);
         for (int step = 0; step < 20; step++) {
             set_grad(parameter);
             CHECK_OK(td_optimizer_step(optimizer));
-            uint32_t sum = (uint32_t)crc32(0, td_tensor_data(parameter),
+            uint32_t sum = (uint32_t)crc32(0, host_data(parameter),
                                            (unsigned)td_tensor_nbytes(parameter));
             /* Normal numbers of f64 are those of the C library, and may differ in their last bits. */
             if (sum != path->checksums[step] && !path->wide)
                 FAIL("%s: other elements after step %d", path->name, step + 1);
         }
         for (int v = 0; v < 4; v++) {
-            double value = path->wide ? ((double *)td_tensor_data(parameter))[v]
-                                      : (double)((float *)td_tensor_data(parameter))[v];
+            double value = path->wide ? ((const double *)host_data(parameter))[v]
+                                      : (double)((const float *)host_data(parameter))[v];
             CHECK(fabs(value - path->values[v]) <= 1e-13 * fmax(1, fabs(value)));
         }
         td_optimizer_destroy(optimizer);
@@ -163,14 +164,14 @@ TEST(parameters_without_gradient_are_passed_over)
     set_grad(with);
     set_grad(empty);
     CHECK_OK(td_optimizer_step(sgd));
-    CHECK(((float *)td_tensor_data(with))[0] != 1);
-    CHECK(((float *)td_tensor_data(without))[0] == 1);
-    CHECK(((float *)td_tensor_data(frozen))[0] == 1);
+    CHECK(((const float *)host_data(with))[0] != 1);
+    CHECK(((const float *)host_data(without))[0] == 1);
+    CHECK(((const float *)host_data(frozen))[0] == 1);
     /* Its gradient counts as 0 now: only the momentum moves it. */
-    float before = ((float *)td_tensor_data(with))[0], moved = 1 - before;
+    float before = ((const float *)host_data(with))[0], moved = 1 - before;
     CHECK_OK(td_optimizer_zero_grad(sgd));
     CHECK_OK(td_optimizer_step(sgd));
-    CHECK(fabsf(before - ((float *)td_tensor_data(with))[0] - moved / 2) < 1e-6f);
+    CHECK(fabsf(before - ((const float *)host_data(with))[0] - moved / 2) < 1e-6f);
     td_optimizer_destroy(sgd);
     td_optimizer_destroy(NULL);
     td_tensor_release(empty);
@@ -192,11 +193,11 @@ TEST(parameters_that_do_not_require_grad_are_stepped)
         CHECK_OK(td_tensor_set_requires_grad(p[0], false));
         CHECK_OK(td_tensor_set_grad(p[1], td_ones((int64_t[]){2}, 1, TD_F32, NULL)));
         CHECK_OK(td_optimizer_step(sgd));
-        CHECK(((float *)td_tensor_data(p[0]))[0] == 0);
-        CHECK(((float *)td_tensor_data(p[1]))[1] == 0.5f);
+        CHECK(((const float *)host_data(p[0]))[0] == 0);
+        CHECK(((const float *)host_data(p[1]))[1] == 0.5f);
         CHECK_OK(td_optimizer_zero_grad(sgd));
         CHECK_OK(td_optimizer_step(sgd));
-        CHECK(((float *)td_tensor_data(p[1]))[0] == 0.5f);
+        CHECK(((const float *)host_data(p[1]))[0] == 0.5f);
         td_optimizer_destroy(sgd);
     }
 }
@@ -239,7 +240,7 @@ TEST(groups_have_numbers_of_their_own)
     CHECK_OK(td_optimizer_step(sgd));
     double want[] = {1 - 0.1 * 0.5, 1 - 0.2 * 0.5, 1};
     for (int i = 0; i < 3; i++)
-        CHECK(fabs(*(double *)td_tensor_data(p[i]) - want[i]) < 1e-15);
+        CHECK(fabs(*(const double *)host_data(p[i]) - want[i]) < 1e-15);
     CHECK_OK(td_optimizer_set_group_lr(sgd, 1, 0.7));
     CHECK(td_optimizer_lr(sgd) == 0.1 && td_optimizer_group_lr(sgd, 1) == 0.7);
     CHECK_OK(td_optimizer_set_lr(sgd, 0));
@@ -263,7 +264,8 @@ TEST(groups_have_numbers_of_their_own)
 TEST(optimizers_refuse)
 {
     td_tensor *p = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32, NULL));
-    td_tensor *integers = td_ones((const int64_t[]){2}, 1, TD_I32, NULL), *result = td_mul_scalar(p, 2);
+    td_tensor *integers = td_ones((const int64_t[]){2}, 1, TD_I32, NULL),
+              *result = td_mul_scalar(p, 2);
     td_module *net = td_linear(2, 2);
     CHECK_NO(td_sgd(net, NULL), "no learning rate");
     CHECK_NO(td_sgd(net, &(td_sgd_options){.momentum = 0.5}), "no learning rate");
@@ -438,7 +440,8 @@ TEST(states_that_do_not_fit)
     {
         TD_SCOPE;
         td_tensor *wrong = td_zeros((const int64_t[]){7}, 1, TD_F32, NULL);
-        td_tensor *many = td_zeros(NULL, 0, TD_I64, NULL), *negative = td_full(NULL, 0, -1, TD_F64, NULL);
+        td_tensor *many = td_zeros(NULL, 0, TD_I64, NULL),
+                  *negative = td_full(NULL, 0, -1, TD_F64, NULL);
         const struct {
             const char *name;
             td_tensor *instead;
@@ -482,21 +485,28 @@ TEST(clipping_is_that_of_pytorch)
     for (size_t i = 0; i < sizeof recorded_clips / sizeof recorded_clips[0]; i++) {
         const struct recorded_clip *clip = &recorded_clips[i];
         td_manual_seed(1);
-        td_tensor *p[] = {leaf_of(td_zeros((const int64_t[]){5}, 1, TD_F32, NULL)),
-                          leaf_of(td_zeros((const int64_t[]){30}, 1, TD_F32, NULL)),
-                          leaf_of(td_zeros((const int64_t[]){3}, 1, TD_F32, NULL))}; /* no gradient */
+        td_tensor *p[] = {
+            leaf_of(td_zeros((const int64_t[]){5}, 1, TD_F32, NULL)),
+            leaf_of(td_zeros((const int64_t[]){30}, 1, TD_F32, NULL)),
+            leaf_of(td_zeros((const int64_t[]){3}, 1, TD_F32, NULL))}; /* no gradient */
         set_grad(p[0]);
         set_grad(p[1]);
         double norm = 0;
         CHECK_OK(td_clip_grad_norm_of_(p, 3, clip->limit,
                                        &(td_clip_options){.norm_type = clip->type}, &norm));
         CHECK(fabs(norm - clip->norm) < 1e-6 * clip->norm);
-        const float *grad = td_tensor_data(td_tensor_grad(p[1]));
+        const float *grad = host_data(td_tensor_grad(p[1]));
         for (int v = 0; v < 4; v++)
             CHECK(fabs(grad[v] - clip->values[v]) < 1e-6);
         for (int t = 0; t < 3; t++)
             td_tensor_release(p[t]);
     }
+}
+
+static void set_at(td_tensor *x, int64_t index, double value)
+{
+    TD_SCOPE;
+    CHECK_OK(td_fill_(td_select(x, 0, index), value));
 }
 
 TEST(clipping_of_what_is_not_finite)
@@ -507,17 +517,19 @@ TEST(clipping_of_what_is_not_finite)
     for (int t = 0; t < 3; t++)
         for (int b = 0; b < 2; b++) {
             set_grad(p);
-            float *grad = td_tensor_data(td_tensor_grad(p)), first = grad[0];
-            grad[1] = bad[b];
+            td_tensor *grad = td_tensor_grad(p);
+            float first = *(const float *)host_data(grad);
+            set_at(grad, 1, bad[b]);
             td_clip_options options = {.norm_type = types[t], .error_if_nonfinite = true};
             double norm = 7;
             CHECK_FAILS(td_clip_grad_norm_of_(&p, 1, 1, &options, &norm), TD_ERR_INVALID,
                         b ? "inf" : "nan");
-            CHECK(grad[0] == first && norm == 7);
+            CHECK(*(const float *)host_data(grad) == first && norm == 7);
             options.error_if_nonfinite = false;
             CHECK_OK(td_clip_grad_norm_of_(&p, 1, 1, &options, &norm));
-            CHECK(b ? isinf(norm) && grad[0] == 0 && isnan(grad[1])
-                    : isnan(norm) && isnan(grad[0]));
+            const float *clipped = host_data(grad);
+            CHECK(b ? isinf(norm) && clipped[0] == 0 && isnan(clipped[1])
+                    : isnan(norm) && isnan(clipped[0]));
         }
     CHECK_FAILS(td_clip_grad_norm_of_(&p, 1, -1, NULL, NULL), TD_ERR_INVALID, "-1");
     CHECK_FAILS(td_clip_grad_norm_of_(NULL, 1, 1, NULL, NULL), TD_ERR_INVALID, "1 parameters");
@@ -618,7 +630,7 @@ TEST(clipping_a_module)
     CHECK_OK(td_clip_grad_norm_(net, 100, NULL, &norm));
     CHECK(fabs(norm - 0.5) < 1e-5);
     CHECK_OK(td_clip_grad_value_(net, 0.1));
-    const float *grad = td_tensor_data(td_tensor_grad(td_module_parameter(net, "weight")));
+    const float *grad = host_data(td_tensor_grad(td_module_parameter(net, "weight")));
     float greatest = 0;
     for (int i = 0; i < 3; i++)
         greatest = fmaxf(greatest, fabsf(grad[i]));

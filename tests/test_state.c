@@ -1,4 +1,5 @@
 /* States: order, names, numbers, parts and copies, and what is refused. */
+#include "host_data.h"
 #include "runner.h"
 
 #include <tandem/ops.h>
@@ -37,7 +38,7 @@ TEST(keeps_order_and_tensors)
     CHECK(!td_state_name(state, 3));
     CHECK(!td_state_tensor(state, 3));
     CHECK(td_state_tensor(state, 1) == td_state_get(state, "a"));
-    CHECK_EQ(((int64_t *)td_tensor_data(td_state_get(state, "a")))[1], 2);
+    CHECK_EQ(((const int64_t *)host_data(td_state_get(state, "a")))[1], 2);
     CHECK(!td_state_get(state, "b"));
     CHECK(!td_state_get(state, NULL));
     td_state_destroy(state);
@@ -149,12 +150,11 @@ TEST(clones_are_independent)
     td_state *state = three();
     td_state *clone = td_state_clone(state);
     CHECK_EQ(td_state_count(clone), 3);
-    float *data = td_tensor_data(td_state_get(state, "b.weight"));
-    data[0] = 9;
-    CHECK(((float *)td_tensor_data(td_state_get(clone, "b.weight")))[0] == 1);
+    CHECK_OK(td_fill_(td_state_get(state, "b.weight"), 9));
+    CHECK(((const float *)host_data(td_state_get(clone, "b.weight")))[0] == 1);
     CHECK_STR(td_state_name(clone, 2), "b.bias");
     td_state_destroy(state);
-    CHECK(((double *)td_tensor_data(td_state_get(clone, "b.bias")))[1] == 3);
+    CHECK(((const double *)host_data(td_state_get(clone, "b.bias")))[1] == 3);
     td_state_destroy(clone);
     CHECK(!td_state_clone(NULL));
 }

@@ -2,7 +2,8 @@
 """tdcheck finds what is wrong: test_tdcheck.py TDCHECK PLUGINS SOURCE
 
 Runs tdcheck on the device "plain" (plain_plugin.c) with one fault at a time, each of which must be found by the operator
-that it breaks, and by that one only; and checks that its table has every operator of ops.h.
+that it breaks, and by that one only; on the device "toy" with other roundings, which must pass, and with errors in all
+kernels (toy_arithmetic.c), which nearly all operators must find; and checks that its table has every operator of ops.h.
 """
 
 import os
@@ -20,17 +21,28 @@ FAULTS = {
     "gradient": ("f_tanh", "the gradient of operand 0", "f_sigmoid"),
     "wait": ("matmul", "the host has waited", "add"),
     "bits": ("linear", "on the host and", "matmul"),
-    "uniform": ("uniform_", "the variance is wrong", "normal_"),
+    "uniform": ("uniform_", "element 0 is", "normal_"),
     "copy_in": ("transfers", "element", ""),  # whatever comes back to the host is wrong, too
+}
+
+# TANDEM_TOY_ARITHMETIC -> what it does, and the operators of f32 that it does not change.
+UNCHANGED = "arange linspace pinned_copies devices item all any"  # computed by the host, or one element
+ARITHMETIC = {
+    2: ("few bits", "full sign eq ne lt le gt ge eq_scalar ne_scalar lt_scalar le_scalar gt_scalar ge_scalar logical_and "
+        "logical_or logical_xor logical_not isnan equal fill_ zero_ bernoulli_ random_range_"),  # fit into few bits
+    3: ("last row", "transfers"),
+    4: ("odd sizes", "transfers"),
+    5: ("no strides", "expand expand_grad full streams equal dropout dropout2d uniform_ normal_ bernoulli_ random_ "
+        "random_range_ sgd adam adamw clip_grad_norm_ clip_grad_value_"),  # their operands are contiguous, or none
 }
 
 program, plugins, source = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 failures = []
 
 
-def run(*arguments, fault="", **variables):
+def run(*arguments, fault="", device="plain", **variables):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
-    environment.update(TANDEM_PLUGIN_PATH=plugins, TANDEM_PLAIN_FAULT=fault, **variables)
+    environment.update(TANDEM_PLUGIN_PATH=f"{plugins}/{device}", TANDEM_PLAIN_FAULT=fault, **variables)
     done = subprocess.run([program, *arguments], capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr
 
@@ -53,6 +65,18 @@ def check_faults():
             expect(f"{fault}: it is repeated", code == 1 and text in output, output)
         code, output = run("plain:0", "--only", broken)
         expect(f"{broken} passes without the fault", code == 0, output)
+
+
+def check_arithmetic():
+    def run_toy(number, *arguments):
+        return run("toy:0", *arguments, device="toy", TANDEM_TOY_DELAY_US="0", TANDEM_TOY_ARITHMETIC=str(number))
+
+    code, output = run_toy(1)
+    expect("other roundings are no failure", code == 0, output)
+    for number, (what, unchanged) in ARITHMETIC.items():
+        code, output = run_toy(number, "--dtype", "f32")
+        passed = set(re.findall(r"(?m)^passed +(\S+)", output)) - set(f"{UNCHANGED} {unchanged}".split())
+        expect(f"{what}: {' '.join(sorted(passed))} must fail", code == 1 and not passed, "")
 
 
 def check_missing():
@@ -86,6 +110,7 @@ def check_table():
 
 
 check_faults()
+check_arithmetic()
 check_missing()
 check_command_line()
 check_table()

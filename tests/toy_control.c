@@ -27,6 +27,13 @@ void toy_set_seed(uint64_t seed)
     toy_unlock();
 }
 
+void toy_set_arithmetic(enum toy_arithmetic arithmetic)
+{
+    toy_lock();
+    toy_machine.arithmetic = arithmetic;
+    toy_unlock();
+}
+
 static struct toy_device *device_at(int index)
 {
     if (index < 0 || index >= TOY_DEVICES)
@@ -115,6 +122,7 @@ void toy_control_reset(void)
     toy_machine.memory_bytes = (size_t)64 << 20;
     toy_machine.delay_us = 100;
     toy_machine.seed = 0;
+    toy_machine.arithmetic = TOY_HOST;
     for (int i = 0; i < (int)(sizeof slots / sizeof slots[0]); i++) {
         slots[i].runs = 0;
         slots[i].is_missing = !strcmp(slots[i].name, "arg_reduce");

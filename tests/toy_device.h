@@ -8,12 +8,12 @@
  *     streams     Each is a thread that waits a random time before each kernel, copy or event.
  *     copies      To and from pinned memory, they touch the host's memory only when the stream gets there. The host's
  *                 memory of a copy out is poisoned until then.
- *     kernels     Those of the host, later. Complex numbers, the slots adaptive_max_pool2d and arg_reduce, and
+ *     kernels     Those of the host, later (toy_set_arithmetic() has others). Complex numbers, the slots adaptive_max_pool2d and arg_reduce, and
  *                 TD_UNARY_ERF are missing.
  *     failures    On request; see below.
  *
  * The files: toy_memory.c, toy_stream.c, toy_event.c, toy_copy.c, toy_kernels.c with toy_lists.c and toy_random.c,
- * toy_control.c for what follows here, and toy_device.c, the table of functions.
+ * toy_arithmetic.c, toy_control.c for what follows here, and toy_device.c, the table of functions.
  *
  * Threads. Everything may be called from any thread at any time, except toy_reset(). */
 #ifndef TANDEM_TESTS_TOY_DEVICE_H
@@ -49,6 +49,17 @@ void toy_set_seed(uint64_t seed);
 /** With `missing` the kernel returns TD_ERR_UNSUPPORTED, until this is called again without. Aborts where there is no
  *  slot of this name, or where the toy has no kernel for it. */
 void toy_set_missing(const char *slot, bool missing);
+
+/** How kernels compute. All but the first two are wrong, each in a way that is easily made. */
+enum toy_arithmetic {
+    TOY_HOST,       /* as the host does, bit for bit; the default */
+    TOY_WIDE,       /* f32 and halves in f64, rounded once: other bits, and as right */
+    TOY_FEW_BITS,   /* the first result has half of its bits */
+    TOY_LAST_ROW,   /* its last row is not written */
+    TOY_ODD_SIZES,  /* its last element is not written if their number is odd */
+    TOY_NO_STRIDES, /* operands are read as if they were contiguous */
+};
+void toy_set_arithmetic(enum toy_arithmetic arithmetic);
 
 /** With `hold` the streams of a device start nothing, until this is called again without. */
 void toy_hold(int device, bool hold);

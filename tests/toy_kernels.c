@@ -5,10 +5,13 @@
  *         toy_launch()                       the layouts and addresses of the tensors among them
  *             │ queue of the stream
  *         run_launch()                       the stream's thread: tensors of the host over the device's mapping
+ *         toy_run_call()                     toy_arithmetic.c: other roundings, or errors, on request
  *         run_matmul()                       calls the host's matmul with them
  *
  * The KERNEL() below writes these for a slot from the list of its arguments. */
 #include "toy_machine.h"
+
+#include <tandem/autograd.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +20,6 @@
 
 /* A tensor, from the launch until the stream gets there: kernels keep no tensor. */
 struct layout {
-    size_t place; /* of the pointer to it, in the arguments */
     struct toy_span span;
     td_dtype dtype;
     int ndim;
@@ -29,6 +31,7 @@ struct launch {
     td_status (*run)(void *arguments);
     void *arguments;
     struct layout *layouts;
+    size_t *places; /* of the pointers to the tensors, in the arguments */
     int count;
 };
 
@@ -36,6 +39,7 @@ static td_status run_launch(void *payload)
 {
     struct launch *launch = payload;
     TD_SCOPE; /* the tensors belong to it */
+    TD_NO_GRAD;
     for (int i = 0; i < launch->count; i++) {
         struct layout *layout = &launch->layouts[i];
         td_tensor *tensor = td_from_blob(toy_span_reach(&layout->span, launch->slot), layout->shape,
@@ -43,9 +47,13 @@ static td_status run_launch(void *payload)
                                          td_device_get("cpu"), NULL, NULL);
         if (!tensor)
             return td_last_status();
-        memcpy((char *)launch->arguments + layout->place, &tensor, sizeof tensor);
+        memcpy((char *)launch->arguments + launch->places[i], &tensor, sizeof tensor);
     }
-    return launch->run(launch->arguments);
+    return toy_run_call(&(struct toy_call){.slot = launch->slot,
+                                           .run = launch->run,
+                                           .arguments = launch->arguments,
+                                           .places = launch->places,
+                                           .count = launch->count});
 }
 
 static void drop_launch(void *payload)
@@ -53,6 +61,7 @@ static void drop_launch(void *payload)
     struct launch *launch = payload;
     free(launch->arguments);
     free(launch->layouts);
+    free(launch->places);
 }
 
 /* How many bytes from the first element to the end of the last one. */
@@ -103,15 +112,17 @@ static td_status capture_all(struct launch *launch, const void *arguments, size_
 {
     launch->arguments = malloc(size);
     launch->layouts = calloc((size_t)count, sizeof *launch->layouts);
-    if (!launch->arguments || !launch->layouts)
+    launch->places = calloc((size_t)count, sizeof *launch->places);
+    if (!launch->arguments || !launch->layouts || !launch->places)
         return td_fail(TD_ERR_NOMEM, "toy: %s: out of host memory", launch->slot);
     memcpy(launch->arguments, arguments, size);
     for (int i = 0; i < count; i++) {
         const td_tensor *tensor = *(const td_tensor *const *)tensors[i];
         if (!tensor)
             continue;
-        struct layout *layout = &launch->layouts[launch->count++];
-        layout->place = (size_t)((const char *)tensors[i] - (const char *)arguments);
+        struct layout *layout = &launch->layouts[launch->count];
+        launch->places[launch->count++] = (size_t)((const char *)tensors[i] -
+                                                   (const char *)arguments);
         td_status status = capture(layout, tensor, launch->slot);
         if (status)
             return status;

@@ -58,6 +58,7 @@ struct toy_machine {
     size_t memory_bytes;
     int delay_us;
     uint64_t seed;
+    enum toy_arithmetic arithmetic;
 };
 
 extern struct toy_machine toy_machine;
@@ -215,5 +216,18 @@ td_status toy_kernel_normal(td_tensor *out, double mean, double std, td_generato
 td_status toy_kernel_bernoulli(td_tensor *out, double p, td_generator *generator);
 td_status toy_kernel_random_range(td_tensor *out, int64_t from, uint64_t range,
                                   td_generator *generator);
+
+/* ---- Arithmetic (toy_arithmetic.c) -------------------------------------------------------------- */
+
+/* A kernel whose arguments are ready: `places` are the offsets of the pointers to tensors, none of them NULL. */
+struct toy_call {
+    const char *slot;
+    td_status (*run)(void *arguments);
+    void *arguments;
+    const size_t *places;
+    int count;
+};
+
+td_status toy_run_call(const struct toy_call *call);
 
 #endif

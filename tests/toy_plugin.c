@@ -1,5 +1,6 @@
-/* The toy accelerator as a plug-in: tandem_toy.so. TANDEM_TOY_MEMORY (bytes a device) and TANDEM_TOY_DELAY_US (the
- * longest time before each kernel, copy or event) set what a test program sets by calls. */
+/* The toy accelerator as a plug-in: tandem_toy.so. TANDEM_TOY_MEMORY (bytes a device), TANDEM_TOY_DELAY_US (the longest
+ * time before each kernel, copy or event) and TANDEM_TOY_ARITHMETIC (the number of a toy_arithmetic) set what a test
+ * program sets by calls. */
 #include "toy_device.h"
 
 #include <tandem/plugin.h>
@@ -26,12 +27,15 @@ static td_status read_number(const char *variable, long long most, long long *nu
 
 static td_status init(void)
 {
-    long long memory = -1, delay_us = -1;
+    long long memory = -1, delay_us = -1, arithmetic = TOY_HOST;
     td_status status = read_number("TANDEM_TOY_MEMORY", LLONG_MAX, &memory);
     if (!status)
         status = read_number("TANDEM_TOY_DELAY_US", INT_MAX, &delay_us);
+    if (!status)
+        status = read_number("TANDEM_TOY_ARITHMETIC", TOY_NO_STRIDES, &arithmetic);
     if (status)
         return status;
+    toy_set_arithmetic((enum toy_arithmetic)arithmetic);
     if (memory >= 0)
         toy_set_memory((size_t)memory);
     if (delay_us >= 0)

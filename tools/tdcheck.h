@@ -6,8 +6,10 @@
  *     tdcheck_inputs.c      shapes, layouts and values of operands
  *     tdcheck_run.c         one case: on the host, on the device, and the comparison of all results
  *     tdcheck_compare.c     tolerances
- *     tdcheck_memory.c      rows without a reference on the host: copies, streams, random numbers
+ *     tdcheck_memory.c      rows without a reference on the host: copies, streams
+ *     tdcheck_random.c      random numbers and dropout
  *     tdcheck_optim.c       optimizers and clipping
+ *     tdcheck_lists.c       norm, scale and unscale
  *     tdcheck_slots.c       which kernels were called */
 #ifndef TANDEM_TOOLS_TDCHECK_H
 #define TANDEM_TOOLS_TDCHECK_H
@@ -27,10 +29,13 @@ enum { CHECK_INPUTS = 6, CHECK_RESULTS = 4, CHECK_NUMBERS = 10, CHECK_TEXT = 102
 enum check_flags {
     /* How floating-point results are compared; without any: within a few units in the last place of each element, and
      * gradients relative to the greatest one. Other dtypes are always exact. */
-    CHECK_EXACT = 1,     /* equal, though the sign of 0 may differ */
-    CHECK_BITS = 2,      /* bit for bit, gradients too */
-    CHECK_ABSOLUTE = 4,  /* relative to the result for the absolute values of the operands */
-    CHECK_LARGEST = 8,   /* relative to the greatest element */
+    CHECK_EXACT = 1,    /* equal, though the sign of 0 may differ */
+    CHECK_BITS = 2,     /* bit for bit, gradients too */
+    CHECK_ABSOLUTE = 4, /* relative to the result for the absolute values of the operands */
+    CHECK_LARGEST = 8,  /* relative to the greatest element */
+    CHECK_CANCELS =
+        16, /* gradients are sums of both signs: relative to what may have been added up, which is the greatest
+                         * gradient of a result, times the results that an element enters */
     CHECK_IN_PLACE = 32, /* the first operand is the result */
     CHECK_NO_GRAD = 64,  /* not differentiable */
     CHECK_SPECIAL = 128, /* also for NaN, infinities, -0 and denormals */

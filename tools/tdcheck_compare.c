@@ -13,34 +13,23 @@
 #include <stdio.h>
 #include <string.h>
 
-static double epsilon_of(td_dtype dtype)
-{
-    switch (dtype) {
-    case TD_F64:
-    case TD_COMPLEX128:
-        return 0x1p-52;
-    case TD_F16:
-        return 0x1p-10;
-    case TD_BF16:
-        return 0x1p-7;
-    default:
-        return 0x1p-23;
-    }
-}
+/* Of a dtype: the distance from 1 to the next number, and the least number above 0. */
+struct precision {
+    double epsilon, least;
+};
 
-/* The least number above 0. */
-static double least_of(td_dtype dtype)
+static struct precision precision_of(td_dtype dtype)
 {
     switch (dtype) {
     case TD_F64:
     case TD_COMPLEX128:
-        return 0x1p-1074;
+        return (struct precision){0x1p-52, 0x1p-1074};
     case TD_F16:
-        return 0x1p-24;
+        return (struct precision){0x1p-10, 0x1p-24};
     case TD_BF16:
-        return 0x1p-133;
+        return (struct precision){0x1p-7, 0x1p-133};
     default:
-        return 0x1p-149;
+        return (struct precision){0x1p-23, 0x1p-149};
     }
 }
 
@@ -133,7 +122,7 @@ struct check_difference check_compare(td_tensor *expected, td_tensor *found, td_
     const double *a = td_tensor_data(wide_a), *b = td_tensor_data(wide_b);
     const double *m = wide_m && td_tensor_numel(wide_m) == count ? td_tensor_data(wide_m) : NULL;
     double floor_of_all = measure == MEASURE_LARGEST ? greatest(a, count) : 0;
-    double unit = measure == MEASURE_EQUAL ? 0 : units * epsilon_of(dtype);
+    double unit = measure == MEASURE_EQUAL ? 0 : units * precision_of(dtype).epsilon;
     for (int64_t i = 0; i < count; i++) {
         if (a[i] == b[i] || (isnan(a[i]) && isnan(b[i])))
             continue;
@@ -142,7 +131,7 @@ struct check_difference check_compare(td_tensor *expected, td_tensor *found, td_
             scale = fmax(scale, fabs(a[i ^ 1]));
         if (m && isfinite(m[i]))
             scale = fmax(scale, fabs(m[i]));
-        double allowed = unit > 0 ? fmax(unit * scale, units * least_of(dtype)) : 0;
+        double allowed = unit > 0 ? fmax(unit * scale, units * precision_of(dtype).least) : 0;
         double part = allowed > 0 ? fabs(a[i] - b[i]) / allowed : INFINITY;
         if (!(part <= 1)) {
             part = isnan(part) ? INFINITY : part;

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { PARAMETERS = 3, STEPS = 3 };
+enum { PARAMETERS = 4, STEPS = 3 };
 
 typedef td_optimizer *(*make_fn)(td_tensor **parameters, int variant);
 typedef td_status (*clip_fn)(td_tensor **parameters, int variant, double *norm);
@@ -39,7 +39,7 @@ static bool make(struct checker *checker, struct set *set, td_dtype dtype, td_de
     static const struct {
         int64_t shape[2];
         int ndim;
-    } shapes[PARAMETERS] = {{{17, 33}, 2}, {{7}, 1}, {{1}, 1}};
+    } shapes[PARAMETERS] = {{{17, 33}, 2}, {{7}, 1}, {{1}, 1}, {{4099}, 1}};
     struct check_case c = {.row = checker->row, .dtype = dtype};
     struct check_random random = check_random_of(checker->seed, &c);
     for (int i = 0; i < PARAMETERS; i++) {
@@ -67,6 +67,25 @@ static bool compare_lists(struct checker *checker, td_dtype dtype, const char *w
     return difference.at < 0;
 }
 
+/* The states of both optimizers: the same names, and elements within the tolerance. */
+static bool compare_states(struct checker *checker, td_dtype dtype, int variant, struct set *host,
+                           struct set *device, double *worst)
+{
+    char what[96];
+    td_state *a = td_optimizer_state(host->optimizer), *b = td_optimizer_state(device->optimizer);
+    bool same = a && b && td_state_count(a) == td_state_count(b);
+    if (!same)
+        checker_failed(checker, dtype, "", "variant %d: the states have other entries", variant);
+    for (int i = 0; same && i < td_state_count(a); i++) {
+        snprintf(what, sizeof what, "variant %d, %.64s", variant, td_state_name(a, i));
+        same = compare_lists(checker, dtype, what, td_state_tensor(a, i), td_state_tensor(b, i),
+                             worst);
+    }
+    td_state_destroy(a);
+    td_state_destroy(b);
+    return same;
+}
+
 static void compare_sets(struct checker *checker, td_dtype dtype, int variant, struct set *host,
                          struct set *device, bool gradients)
 {
@@ -80,6 +99,8 @@ static void compare_sets(struct checker *checker, td_dtype dtype, int variant, s
         if (!compare_lists(checker, dtype, what, a, b, &worst))
             return;
     }
+    if (!gradients && !compare_states(checker, dtype, variant, host, device, &worst))
+        return;
     checker_passed(checker, dtype, worst);
 }
 

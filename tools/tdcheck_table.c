@@ -11,7 +11,7 @@
 #define INTO ". .; 7 7; 0x3 3; 3x5 5; 3x5 3x1; 2x3x5 .; 17x33 33; 2x1x3x1x2x1x2x3 2x3; 4099 4099"
 #define IMAGE                                                                                      \
     "2x3x7x5 : 3 3 1 1 1 1 1 0; 1x1x4x4 : 2 2 0 0 0 0 1 0; 3x8x9 : 3 2 2 2 1 1 1 1; "              \
-    "0x2x6x6 : 2 2 0 0 0 0 1 0; 2x17x13x11 : 2 3 2 1 0 1 1 1"
+    "0x2x6x6 : 2 2 0 0 0 0 1 0; 2x17x13x11 : 2 3 2 1 0 1 1 1; 3x7x9 : 3 3 1 1 1 1 1 0"
 #define LOSS                                                                                       \
     "7x3 7x3 : 0 0; 7x3 7x3 : 0 1; 7x3 7x3 : 0 2; 4099 4099 : 0 0; 2x3x5 2x3x5 : 0 2; 1 1 : 0 0"
 #define CLASSES                                                                                    \
@@ -103,8 +103,8 @@ const struct check_row check_rows[] = {
      .flags = CHECK_EXACT,
      .values = "ni",
      .shapes = TWO},
-    BINARY(maximum, REAL, CHECK_EXACT | CHECK_SPECIAL, "nn"),
-    BINARY(minimum, REAL, CHECK_EXACT | CHECK_SPECIAL, "ii"),
+    BINARY(maximum, REAL, CHECK_EXACT | CHECK_SPECIAL | CHECK_CANCELS, "nn"),
+    BINARY(minimum, REAL, CHECK_EXACT | CHECK_SPECIAL | CHECK_CANCELS, "ii"),
     CALLS(add_scaled, ARITHMETIC, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn",
           "7 7 : 3; 3x1 1x5 : -2; 4099 4099 : 2; 2x3x5 5 : 1"),
     SCALAR(add_scalar, ARITHMETIC, CHECK_SPECIAL, "n", 3),
@@ -269,7 +269,7 @@ const struct check_row check_rows[] = {
     {.name = "attention",
      .call = check_attention,
      .dtypes = FLOATS,
-     .flags = CHECK_LARGEST,
+     .flags = CHECK_LARGEST | CHECK_CANCELS,
      .values = "nnnn",
      .tolerance = 64,
      .shapes =
@@ -278,7 +278,7 @@ const struct check_row check_rows[] = {
     {.name = "attention_mask",
      .call = check_attention,
      .dtypes = FLOATS,
-     .flags = CHECK_LARGEST,
+     .flags = CHECK_LARGEST | CHECK_CANCELS,
      .values = "nnnb",
      .tolerance = 64,
      .shapes = "2x5x4 2x7x4 2x7x3 5x7 : 0 0; 2x3x5x4 2x3x6x4 2x3x6x4 2x1x5x6 : 0 0"},
@@ -402,5 +402,8 @@ const struct check_row check_rows[] = {
     OWN(adamw, FLOATS),
     OWN(clip_grad_norm_, FLOATS),
     OWN(clip_grad_value_, FLOATS),
+    OWN(norm_list, FLOATS),
+    OWN(scale_list, FLOATS),
+    OWN(unscale_list, FLOATS),
     {.name = NULL},
 };

@@ -9,8 +9,11 @@
  *
  * A kernel enqueues on td_current_stream() of the device and returns without waiting for it. td_tensor_data() is the
  * device's address. A kernel may fail with TD_ERR_NOMEM for its workspace, or with TD_ERR_UNSUPPORTED: a slot, or a
- * dtype, operation or size in a slot, that a device does not have. The library then fails with a sentence that names
- * operator and device, or computes it on the host (TANDEM_FALLBACK=cpu). A slot that is NULL is the same.
+ * dtype, operation or size in a slot, that a device does not have. It must refuse these in the call, before anything is
+ * enqueued or drawn from a generator; operators pass on dtypes that no device has, too, such as the exponential of
+ * integers. The library then fails with a sentence that names operator and device, or computes it on the host
+ * (TANDEM_FALLBACK=cpu when the device was opened). A slot that is NULL is the same. The text of every other failure
+ * names the device.
  *
  * Results depend on the operands alone: the same bits each time.
  *
@@ -143,7 +146,8 @@ typedef struct td_kernels {
 
     /* ---- Elements: out has the shape of the operands; out may be an operand ------------------ */
 
-    /** out[i] = value, converted as td_full() does, after a check that it fits. */
+    /** out[i] = value, converted as td_full() does. That numbers among the arguments (here, in binary_scalar, add_scaled
+     *  and clamp) fit the dtype was checked by the library. */
     td_status (*fill)(td_tensor *out, double value);
     /** out[i] = x[i], with conversion between any two dtypes: floats to integers truncate, and give some
      *  number if they do not fit; to bool != 0; complex to its real part. */

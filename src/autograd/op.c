@@ -107,8 +107,9 @@ void td__pair_free(struct td__pair *pair)
 
 td_status td__kernel_status(const char *call, const td_tensor *x, td_status status)
 {
-    if (status && !td__on_host(x))
-        return status; /* the sentence names the kernel and the device */
+    const td_device *device = x->storage->device;
+    if (status && !device->is_host && strstr(td__error_text(), device->name))
+        return status; /* of the device: the sentence names it, and the kernel; others are about the arguments */
     if (status == TD_ERR_UNSUPPORTED)
         return td_fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
                        td_dtype_name(x->layout.dtype));

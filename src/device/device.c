@@ -368,6 +368,13 @@ static td_status fail_missing(const char *call, const td_device *device)
     return td_fail(TD_ERR_INVALID, "%s: there is no device %s: %s", call, device->name, cause.text);
 }
 
+/* Read once, and not when a kernel is missing: that may be on a thread of the library. */
+static bool wants_fallback(void)
+{
+    const char *value = getenv("TANDEM_FALLBACK");
+    return value && !strcmp(value, "cpu");
+}
+
 static td_status open_device(const char *call, td_device *device, struct td__device_kind *kind)
 {
     int count = count_of(kind);
@@ -386,6 +393,7 @@ static td_status open_device(const char *call, td_device *device, struct td__dev
     device->kind = kind;
     device->kernels = &td__wrapped_kernels;
     device->slot = open_count++;
+    device->falls_back = wants_fallback();
     device->fork_generation = td__fork_generation();
     if (kind->ops.breaks_fork) {
         char why[64];

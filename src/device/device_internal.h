@@ -45,7 +45,8 @@ struct td_device {
         *kernels; /* what operators call: those of the host, or wrappers of the kind's */
     struct td__device_kind *kind;
     void *self;
-    int slot; /* among open accelerators */
+    int slot;        /* among open accelerators */
+    bool falls_back; /* TANDEM_FALLBACK=cpu when it was opened */
     unsigned fork_generation;
     td_stream stream; /* the default one */
     struct td__device_memory *memory;

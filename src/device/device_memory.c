@@ -568,14 +568,21 @@ td_status td_device_memory_stats(td_device *device, td_memory_stats *stats)
     return TD_OK;
 }
 
+/* The memory of the device of an argument, with *device the device itself. NULL on the host, and, with *status set, where
+ * there is no such device. */
+static struct td__device_memory *memory_for(const char *call, td_device **device, td_status *status)
+{
+    *device = td__use_device(call, *device);
+    *status = *device ? TD_OK : td__error_status();
+    return *device && !(*device)->is_host ? memory_of(*device) : NULL;
+}
+
 td_status td_device_reset_peak(td_device *device)
 {
-    device = td__use_device("td_device_reset_peak", device);
-    if (!device)
-        return td__error_status();
-    struct td__device_memory *memory = device->is_host ? NULL : memory_of(device);
+    td_status status;
+    struct td__device_memory *memory = memory_for("td_device_reset_peak", &device, &status);
     if (!memory)
-        return TD_OK;
+        return status;
     pthread_mutex_lock(&memory->lock);
     memory->stats.allocated_peak = memory->stats.allocated;
     memory->stats.reserved_peak = memory->stats.reserved;
@@ -585,14 +592,12 @@ td_status td_device_reset_peak(td_device *device)
 
 td_status td_device_empty_cache(td_device *device)
 {
-    device = td__use_device("td_device_empty_cache", device);
-    if (!device)
-        return td__error_status();
-    struct td__device_memory *memory = device->is_host ? NULL : memory_of(device);
+    td_status status;
+    struct td__device_memory *memory = memory_for("td_device_empty_cache", &device, &status);
     if (!memory)
-        return TD_OK;
+        return status;
     pthread_mutex_lock(&memory->lock);
-    td_status status = td__wait_for_device("td_device_empty_cache", device);
+    status = td__wait_for_device("td_device_empty_cache", device);
     collect(memory, true);
     flush(memory, device);
     pthread_mutex_unlock(&memory->lock);

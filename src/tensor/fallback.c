@@ -11,14 +11,9 @@
 struct td__host_copy {
     struct td__host_copy *next;
     struct td__storage *original, *copy;
+    struct td__storage *former; /* what was there before, where more than one is written; or NULL */
     bool written;
 };
-
-static bool is_wanted(void)
-{
-    const char *value = getenv("TANDEM_FALLBACK");
-    return value && !strcmp(value, "cpu");
-}
 
 /* ---- One warning for each kernel of a kind ------------------------------------------------------------ */
 
@@ -91,19 +86,50 @@ static void free_copies(struct td__operands *operands, int replaced, struct td__
         struct td__host_copy *next = copies->next;
         if (copies->copy)
             td__storage_release(copies->copy);
+        if (copies->former)
+            td__storage_release(copies->former);
         free(copies);
         copies = next;
     }
+}
+
+/* A list is written as a whole or not at all: where one copy back fails, the others are undone from these. */
+static td_status keep_formers(struct td__host_copy *copies)
+{
+    int written = 0;
+    for (const struct td__host_copy *copy = copies; copy; copy = copy->next)
+        written += copy->written;
+    for (struct td__host_copy *copy = copies; copy && written > 1; copy = copy->next) {
+        if (!copy->written)
+            continue;
+        copy->former = td__storage_create(td__host_device(), "TANDEM_FALLBACK=cpu",
+                                          copy->original->bytes);
+        if (!copy->former)
+            return TD_ERR_NOMEM;
+        TD_TRY(copy_storage(copy->former, copy->copy));
+    }
+    return TD_OK;
+}
+
+/* Of the copies before `failed`. A device on which this fails is lost, with all that it has. */
+static void restore_formers(struct td__host_copy *copies, const struct td__host_copy *failed)
+{
+    struct td__error cause;
+    td__error_save(&cause);
+    for (struct td__host_copy *copy = copies; copy != failed; copy = copy->next)
+        if (copy->former)
+            copy_storage(copy->original, copy->former);
+    td__error_restore(&cause);
 }
 
 td_status td__fallback_begin(struct td__operands *operands, struct td__host_copy **copies)
 {
     char what[64];
     describe(operands, what);
-    if (!is_wanted())
+    if (!operands->device->falls_back)
         return td_fail(TD_ERR_UNSUPPORTED,
-                       "%s: %s has no such kernel; TANDEM_FALLBACK=cpu in the environment computes "
-                       "it on the host",
+                       "%s: %s has no such kernel; TANDEM_FALLBACK=cpu in the environment, before "
+                       "the device is used, computes it on the host",
                        what, operands->device->name);
     if (is_first(operands->device->kind, what))
         td_log(TD_LOG_WARN, "%s is computed on the host, since %s has no such kernel", what,
@@ -125,15 +151,18 @@ td_status td__fallback_begin(struct td__operands *operands, struct td__host_copy
         copy->written |= i < operands->written;
         *operands->at[i] = stand_in;
     }
-    return TD_OK;
+    td_status status = keep_formers(*copies);
+    if (status)
+        free_copies(operands, operands->count, *copies);
+    return status;
 }
 
 td_status td__fallback_end(struct td__operands *operands, struct td__host_copy *copies,
                            td_status status)
 {
     for (struct td__host_copy *copy = copies; copy && !status; copy = copy->next)
-        if (copy->written)
-            status = copy_storage(copy->original, copy->copy);
+        if (copy->written && (status = copy_storage(copy->original, copy->copy)))
+            restore_formers(copies, copy);
     free_copies(operands, operands->count, copies);
     return status;
 }

@@ -22,7 +22,8 @@ struct td__host_copy;
  *  wants this. */
 td_status td__fallback_begin(struct td__operands *operands, struct td__host_copy **copies);
 
-/** Copies what was written back, if `status` is TD_OK, and frees the copies. Returns `status`, or a failure of its own. */
+/** Copies what was written back, if `status` is TD_OK, and frees the copies. Returns `status`, or a failure of its own,
+ *  which leaves all operands as they were. */
 td_status td__fallback_end(struct td__operands *operands, struct td__host_copy *copies,
                            td_status status);
 

@@ -184,11 +184,13 @@ static td_status get_scalar(const td_state *state, const char *name, td_dtype dt
                        "\"%s\" is a tensor of %s %s in the state; it must be one number", name,
                        td_dtype_name(from), td__shape_of(tensor));
     td_tensor *one = td__empty("td_state_get_number", NULL, 0, dtype, td__host_device());
-    td_tensor *flat = one ? td__reshape(tensor, NULL, 0, NULL) : NULL;
-    td_status status = flat ? td__kernels_of(flat)->copy(one, flat) : TD_ERR_NOMEM;
+    td_tensor *here = one ? td__to_host("td_state_get_number", tensor) : NULL;
+    td_tensor *flat = here ? td__reshape(here, NULL, 0, NULL) : NULL;
+    td_status status = flat ? td__kernels_of(flat)->copy(one, flat) : td__error_status();
     if (!status)
         memcpy(value, td_tensor_data(one), td_dtype_size(dtype));
     td_tensor_release(flat);
+    td_tensor_release(here);
     td_tensor_release(one);
     return status;
 }

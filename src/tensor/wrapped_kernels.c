@@ -2,8 +2,10 @@
  * it does not know the dtype, the host's (fallback.h). After a kernel was enqueued, the memory of its operands is noted as
  * in use on the stream. */
 #include "base/fail.h"
+#include "tensor/cpu_convert.h"
 #include "tensor/fallback.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,8 +94,20 @@ static td_device *device_of(const td_tensor **const *at, int count)
     RUN_LIST(slot_, detail_, written_, at_, (int)(sizeof(at_) / sizeof((at_)[0])), __VA_ARGS__)    \
     return status
 
+/* Numbers among the arguments, which the host's kernels check themselves: those of a device could do so too late, and fail
+ * the device. */
+static td_status check_number(const char *slot, td_dtype dtype, double value)
+{
+    _Alignas(16) char element[16];
+    if (td__element_of(element, dtype, value))
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID, "%s: %s%g is not in the range of %s", slot,
+                   strcmp(slot, "fill") ? "the number " : "", value, td_dtype_name(dtype));
+}
+
 static td_status run_fill(td_tensor *out, double value)
 {
+    TD_TRY(check_number("fill", out->layout.dtype, value));
     RUN(fill, NULL, 1, OPERANDS(AT(out)), out, value);
 }
 
@@ -122,12 +136,16 @@ static td_status run_binary(td_binary op, td_tensor *out, const td_tensor *a, co
 static td_status run_binary_scalar(td_binary op, td_tensor *out, const td_tensor *a, double b,
                                    bool reversed)
 {
+    TD_TRY(check_number(binary_names[op], a->layout.dtype, b));
     RUN(binary_scalar, binary_names[op], 1, OPERANDS(AT(out), AT(a)), op, out, a, b, reversed);
 }
 
 static td_status run_add_scaled(td_tensor *out, const td_tensor *a, const td_tensor *b,
                                 double alpha)
 {
+    td_dtype dtype = a->layout.dtype;
+    if (dtype > TD_BF16 && dtype < TD_BOOL) /* integers */
+        TD_TRY(check_number("add_scaled", TD_I64, alpha));
     RUN(add_scaled, NULL, 1, OPERANDS(AT(out), AT(a), AT(b)), out, a, b, alpha);
 }
 
@@ -139,6 +157,8 @@ static td_status run_where(td_tensor *out, const td_tensor *condition, const td_
 
 static td_status run_clamp(td_tensor *out, const td_tensor *x, double low, double high)
 {
+    if (isnan(low) || isnan(high))
+        return td_fail(TD_ERR_INVALID, "clamp: a bound is NaN");
     RUN(clamp, NULL, 1, OPERANDS(AT(out), AT(x)), out, x, low, high);
 }
 
