@@ -168,7 +168,8 @@ static double *copied(const td_tensor *tensor)
 {
     double *data = malloc(td_tensor_nbytes(tensor) + 1);
     CHECK(data);
-    memcpy(data, host_data(tensor), td_tensor_nbytes(tensor));
+    if (td_tensor_nbytes(tensor))
+        memcpy(data, host_data(tensor), td_tensor_nbytes(tensor));
     return data;
 }
 

@@ -50,8 +50,8 @@ static void check_version(struct findings *findings)
 static void report_plugin(struct findings *findings, const td_plugin_info *plugin)
 {
     if (plugin->state == TD_PLUGIN_FAILED) {
-        report(findings, BROKEN, "plug-in", "%s, from %s: %s", plugin->name, plugin->origin,
-               plugin->error);
+        report(findings, plugin->status == TD_ERR_UNSUPPORTED ? NOTE : BROKEN, "plug-in",
+               "%s, from %s: %s", plugin->name, plugin->origin, plugin->error);
         return;
     }
     bool both = *plugin->devices && *plugin->backends;

@@ -91,7 +91,8 @@ struct check_case {
     int number_of; /* of the shapes, in the row */
     int layout;    /* of operand 0; operand i has the next one but i */
     bool special, with_grad;
-    int count; /* operands */
+    bool magnitudes; /* it is computed over absolute values: factors among the numbers, too */
+    int count;       /* operands */
     int ndim[CHECK_INPUTS];
     bool is_null[CHECK_INPUTS];
     int64_t shape[CHECK_INPUTS][TD_MAX_DIMS];

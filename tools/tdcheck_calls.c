@@ -6,6 +6,7 @@
 
 #define N(i) (c->numbers[i])
 #define I(i) ((int)c->numbers[i])
+#define FACTOR(i) (c->magnitudes ? fabs(N(i)) : N(i))
 #define CALL(name)                                                                                 \
     td_tensor *check_##name(td_tensor **x, struct check_case *c __attribute__((unused)))
 
@@ -85,7 +86,7 @@ CALL(stack)
 
 CALL(add_scaled)
 {
-    return td_add_scaled(x[0], x[1], N(0));
+    return td_add_scaled(x[0], x[1], FACTOR(0));
 }
 CALL(clamp)
 {
@@ -299,7 +300,7 @@ static td_tensor *changed(td_tensor **x, const struct check_case *c)
 CALL(add_scaled_)
 {
     td_tensor *y = changed(x, c);
-    return td_add_scaled_(y, x[1], N(0)) ? NULL : y;
+    return td_add_scaled_(y, x[1], FACTOR(0)) ? NULL : y;
 }
 CALL(clamp_)
 {

@@ -125,6 +125,7 @@ static bool compute_magnitudes(struct side *side, const struct check_case *c,
     struct check_case wide = *c;
     td_tensor *absolute[CHECK_INPUTS] = {NULL};
     wide.dtype = TD_F64;
+    wide.magnitudes = true;
     for (int i = 0; i < c->count; i++) {
         bool floats = !c->is_null[i] && (BIT(td_tensor_dtype(bases[i])) & FLOATS);
         absolute[i] = floats ? td_abs(td_to_dtype(bases[i], TD_F64)) : bases[i];
@@ -198,7 +199,8 @@ static void compare_sides(struct comparison *to, const struct side *host, const 
     /* What was written is as exact as the result; all else has not changed: f32 stands for all dtypes there. */
     bool written = row->flags & CHECK_IN_PLACE;
     for (int i = 0; i < to->c->count && (written || to->c->dtype == TD_F32); i++)
-        compare(to, "the memory of operand", i, host->bases[i], device->bases[i], NULL,
+        compare(to, "the memory of operand", i, host->bases[i], device->bases[i],
+                written && i == 0 ? magnitude->bases[i] : NULL,
                 written && i == 0 ? measure_of(row, true) : MEASURE_BITS);
     if (!to->failed && host->recorded != device->recorded) {
         checker_failed(to->checker, to->c->dtype, to->inputs, "the result %s grad on the device",
@@ -231,7 +233,7 @@ static void run_once(struct checker *checker, struct check_case *c)
         checker_failed(checker, c->dtype, inputs, "the host refuses it: %s", td_last_error());
         return;
     }
-    if (c->row->flags & CHECK_ABSOLUTE && BIT(c->dtype) & FLOATS && !c->special &&
+    if (c->row->flags & CHECK_ABSOLUTE && BIT(c->dtype) & FLOATS &&
         !compute_magnitudes(&magnitude, c, bases, grad_y)) {
         checker_failed(checker, c->dtype, inputs, "in f64 the host refuses it: %s",
                        td_last_error());

@@ -274,7 +274,9 @@ const struct check_row check_rows[] = {
      .tolerance = 64,
      .shapes =
          "2x5x4 2x7x4 2x7x3 - : 0 0; 2x3x5x4 2x3x5x4 2x3x5x4 - : 1 0; 5x4 7x4 7x3 5x7 : 0 0.5; "
-         "2x3x5x4 2x3x6x4 2x3x6x4 5x6 : 0 0; 1x1x1x1 1x1x1x1 1x1x1x1 - : 0 0; 2x33x16 2x65x16 2x65x16 - : 0 0"},
+         "2x3x5x4 2x3x6x4 2x3x6x4 5x6 : 0 0; 1x1x1x1 1x1x1x1 1x1x1x1 - : 0 0; 2x33x16 2x65x16 2x65x16 - : 0 0; "
+         "2x70x64 2x150x64 2x150x64 - : 1 0; 1x150x128 1x70x128 1x70x128 - : 0 0; "
+         "2x150x40 2x70x40 2x70x24 - : 1 0.25"},
     {.name = "attention_mask",
      .call = check_attention,
      .dtypes = FLOATS,

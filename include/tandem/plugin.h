@@ -50,6 +50,7 @@ typedef struct td_plugin_info {
     const char *devices;  /* kinds that its init() has registered, with ", " between them */
     const char *backends; /* likewise */
     const char *error;    /* of the last attempt to load it; "" unless it failed */
+    td_status status;     /* likewise; TD_ERR_UNSUPPORTED: the machine does not have what it is for */
     void *reserved[4];
 } td_plugin_info;
 

@@ -72,6 +72,12 @@ td_status td__cuda_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tenso
                                   const td_tensor *v, const td_tensor *y, const td_tensor *lse,
                                   const td_tensor *mask, bool causal, double scale);
 
+/* flash_attention.c: what launch_attention.c calls where it is applicable. delta is memory for a number a query. */
+struct attention_args;
+bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *q);
+td_status td__cuda_flash(const struct attention_args *args, const td_tensor *q);
+td_status td__cuda_flash_grad(const struct attention_args *args, const td_tensor *q);
+
 /* launch_norms.c */
 td_status td__cuda_softmax(td_tensor *out, const td_tensor *x, bool logarithm);
 td_status td__cuda_softmax_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,

@@ -16,6 +16,8 @@
     F(binary)                                                                                      \
     F(convolution)                                                                                 \
     F(elements)                                                                                    \
+    F(flash_attention)                                                                             \
+    F(flash_attention_grad)                                                                        \
     F(indices)                                                                                     \
     F(losses)                                                                                      \
     F(norms)                                                                                       \

@@ -70,6 +70,8 @@ td_status td__cuda_attention(td_tensor *out, td_tensor *lse, const td_tensor *q,
 {
     static struct cuda_kernel kernels[] = BY_DTYPE("attend");
     struct attention_args args = args_of(q, k, v, out, lse, mask, causal, scale);
+    if (td__cuda_flash_applies(&args, q))
+        return td__cuda_flash(&args, q);
     return run(kernels, &args, out, args.batches * args.queries, args.width + args.value_width);
 }
 
@@ -92,6 +94,8 @@ td_status td__cuda_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tenso
     args.grad_k = rows_of(grad_k);
     args.grad_v = rows_of(grad_v);
     args.delta = td_tensor_data(delta);
+    if (td__cuda_flash_applies(&args, q))
+        return td__cuda_flash_grad(&args, q);
     td_status status = run(prepare, &args, q, rows, 0);
     if (!status && grad_q)
         status = run(queries, &args, q, rows, args.width + widths);

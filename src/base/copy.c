@@ -44,16 +44,17 @@ size_t td__cache_bytes(int level)
     return (size_t)*bytes;
 }
 
-/* The processor's own prefetching ends with a page, so the next page is prefetched here. */
-enum { LINE = 64, LEAST = 4096, AHEAD = 4096 };
+enum { LINE = 64, LEAST = 4096, AHEAD = 4096, LONG = 512 * 1024 };
 
-/* Whole cache lines; `to` is aligned to one. */
-static void stream(char *to, const char *from, size_t size)
+/* Whole cache lines; `to` is aligned to one. The processor's own prefetching ends with a page, so a long copy prefetches
+ * the next one; a collective's chunks of some pages end before that pays. */
+static inline void stream(char *to, const char *from, size_t size, bool prefetch)
 {
 #if defined(__SSE2__)
     for (size_t at = 0; at < size; at += LINE) {
         const __m128i *source = (const __m128i *)(const void *)(from + at);
-        _mm_prefetch(from + at + AHEAD, _MM_HINT_NTA);
+        if (prefetch)
+            _mm_prefetch(from + at + AHEAD, _MM_HINT_NTA);
         __m128i *target = (__m128i *)(void *)(to + at);
         __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
         __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
@@ -64,6 +65,7 @@ static void stream(char *to, const char *from, size_t size)
     }
     _mm_sfence();
 #else
+    (void)prefetch;
     memcpy(to, from, size);
 #endif
 }
@@ -78,6 +80,9 @@ void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
     }
     size_t head = -(uintptr_t)to % LINE, lines = (size - head) / LINE * LINE;
     memcpy(to, from, head);
-    stream((char *)to + head, (const char *)from + head, lines);
+    if (size < LONG)
+        stream((char *)to + head, (const char *)from + head, lines, false);
+    else
+        stream((char *)to + head, (const char *)from + head, lines, true);
     memcpy((char *)to + head + lines, (const char *)from + head + lines, size - head - lines);
 }

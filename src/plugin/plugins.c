@@ -416,7 +416,9 @@ static td_status copy_list(td_plugin_info **list, int *count)
                                  .release = put(&text, release_of(at)),
                                  .devices = put(&text, at->devices),
                                  .backends = put(&text, at->backends),
-                                 .error = put(&text, error_of(at))};
+                                 .error = put(&text, error_of(at)),
+                                 .status = at->state == TD_PLUGIN_FAILED ? at->error->status
+                                                                         : TD_OK};
     if (number)
         qsort(made, (size_t)number, sizeof *made, compare);
     *list = made;

@@ -8,8 +8,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <math.h>
+#include <vector>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -99,6 +101,85 @@ template <typename T> static inline T __shfl_up_sync(unsigned, T value, unsigned
 {
     unsigned lane = threadIdx.x % 32, first = lane / (unsigned)width * (unsigned)width;
     return emulated_exchange(value, lane >= first + by ? lane - by : lane);
+}
+
+/* ---- Tensor cores: a lane has a part of a matrix, as PTX lays it out ------------------------------------------ */
+
+/* mma.m16n8k16: sum [16, 8] += a [16, 16] b [16, 8]. */
+template <typename T>
+static inline void emulated_multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                     uint32_t b1)
+{
+    unsigned lane = threadIdx.x % 32;
+    uint32_t b[2] = {b0, b1};
+    T rows[2][16], columns[2][16], part[8];
+    memcpy(emulated_slot(lane), a, sizeof a);
+    emulated_sync_warp();
+    for (unsigned i = 0; i < 4; i++) {
+        memcpy(part, emulated_slot(lane / 4 * 4 + i), sizeof part);
+        for (unsigned e = 0; e < 8; e++) /* words: rows 0 and 8, then columns 8 further */
+            rows[e / 2 % 2][2 * i + e % 2 + e / 4 * 8] = part[e];
+    }
+    emulated_sync_warp();
+    memcpy(emulated_slot(lane), b, sizeof b);
+    emulated_sync_warp();
+    for (unsigned i = 0; i < 8; i++) {
+        memcpy(part, emulated_slot((lane % 4 * 2 + i / 4) * 4 + i % 4), sizeof b);
+        for (unsigned e = 0; e < 4; e++)
+            columns[i / 4][2 * (i % 4) + e % 2 + e / 2 * 8] = part[e];
+    }
+    emulated_sync_warp();
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned k = 0; k < 16; k++)
+            sum[i] += (float)rows[i / 2][k] * (float)columns[i % 2][k];
+}
+
+/* ldmatrix.x4: lane i has the address of row i % 8 of matrix i / 8. */
+template <bool transposed, typename T>
+static inline void emulated_load_fragments(uint32_t (&to)[4], const T *row)
+{
+    unsigned lane = threadIdx.x % 32;
+    T pair[2];
+    if ((uintptr_t)row % 16)
+        abort();
+    memcpy(emulated_slot(lane), &row, sizeof row);
+    emulated_sync_warp();
+    for (unsigned i = 0; i < 4; i++) {
+        for (unsigned e = 0; e < 2; e++) {
+            unsigned y = transposed ? lane % 4 * 2 + e : lane / 4;
+            unsigned x = transposed ? lane / 4 : lane % 4 * 2 + e;
+            const T *from;
+            memcpy(&from, emulated_slot(i * 8 + y), sizeof from);
+            pair[e] = from[x];
+        }
+        memcpy(&to[i], pair, sizeof pair);
+    }
+    emulated_sync_warp();
+}
+
+/* cp.async: the copies are made when the thread waits for them, not before. */
+struct emulated_copy {
+    void *to;
+    const void *from; /* NULL: zeros */
+    size_t bytes;
+};
+inline std::vector<emulated_copy> emulated_copies[1024]; /* by thread */
+
+static inline void emulated_copy_async(void *to, const void *from, size_t bytes)
+{
+    if ((uintptr_t)to % bytes || (uintptr_t)from % bytes)
+        abort();
+    emulated_copies[threadIdx.x].push_back({to, from, bytes});
+}
+
+static inline void emulated_end_copies(void)
+{
+    for (const emulated_copy &copy : emulated_copies[threadIdx.x])
+        if (copy.from)
+            memcpy(copy.to, copy.from, copy.bytes);
+        else
+            memset(copy.to, 0, copy.bytes);
+    emulated_copies[threadIdx.x].clear();
 }
 
 /* ---- Functions of CUDA that C++ does not have ---------------------------------------------------------------- */
