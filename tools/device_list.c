@@ -19,24 +19,25 @@ static void load_plugins(void)
         td_free_plugin_list(plugins);
 }
 
-static bool describe(const char *name, char text[TEXT])
+/* TD_OK, or why devices of the kind cannot be used. */
+static td_status describe(const char *name, char text[TEXT])
 {
     struct td__device_kind *kind = td__find_kind(name);
     text[0] = '\0';
     if (!strcmp(name, "cpu")) {
         td__text_add(text, TEXT, "the host, and %d numbered devices on it", td_device_count(name));
-        return true;
+        return TD_OK;
     }
     int count = kind ? kind->ops.count(kind->arg) : -1;
     if (count < 0) {
         td__text_add(text, TEXT, "cannot be used: %s", td_last_error());
-        return false;
+        return td_last_status();
     }
     char line[512] = "";
     bool described = kind->ops.describe && !kind->ops.describe(kind->arg, line, sizeof line);
     td__text_add(text, TEXT, "%d device%s%s%s", count, count == 1 ? "" : "s",
                  described && *line ? "; " : "", described ? line : "");
-    return true;
+    return TD_OK;
 }
 
 void device_list(void (*visit)(const struct device_line *line, void *arg), void *arg)
@@ -45,7 +46,11 @@ void device_list(void (*visit)(const struct device_line *line, void *arg), void 
     load_plugins();
     td__kind_names(names, sizeof names);
     for (char *name = strtok_r(names, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
-        bool works = describe(name, text);
-        visit(&(struct device_line){.kind = name, .text = text, .broken = !works}, arg);
+        td_status status = describe(name, text);
+        visit(&(struct device_line){.kind = name,
+                                    .text = text,
+                                    .broken = status && status != TD_ERR_UNSUPPORTED,
+                                    .absent = status == TD_ERR_UNSUPPORTED},
+              arg);
     }
 }

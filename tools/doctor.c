@@ -79,7 +79,11 @@ static void check_plugins(struct findings *findings)
 
 static void report_device(const struct device_line *line, void *arg)
 {
-    report(arg, line->broken ? BROKEN : OK, "device", "%s: %s", line->kind, line->text);
+    report(arg,
+           line->broken   ? BROKEN
+           : line->absent ? NOTE
+                          : OK,
+           "device", "%s: %s", line->kind, line->text);
 }
 
 static void check_devices(struct findings *findings)

@@ -12,6 +12,7 @@ struct device_line {
     const char *kind;
     const char *text; /* "2 devices; NVIDIA H200, driver 12.4" */
     bool broken;
+    bool absent; /* nothing is broken: the machine has no such device */
 };
 
 /** Calls `visit` for each kind of device, those of all plug-ins too. Initialises no device. */

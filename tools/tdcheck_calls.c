@@ -73,6 +73,12 @@ CALL(split)
     td_free_list(parts);
     return y;
 }
+CALL(split_heads)
+{
+    td_tensor *parts[8];
+    int count = (int)I(0);
+    return td_split_heads(x[0], count, I(1), parts) ? NULL : td_cat(parts, count, 0);
+}
 CALL(cat)
 {
     return td_cat(x, c->count, I(0));

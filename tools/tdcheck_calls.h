@@ -15,6 +15,7 @@ td_tensor *check_flatten(td_tensor **x, struct check_case *c);
 td_tensor *check_expand(td_tensor **x, struct check_case *c);
 td_tensor *check_squeeze(td_tensor **x, struct check_case *c);
 td_tensor *check_split(td_tensor **x, struct check_case *c);
+td_tensor *check_split_heads(td_tensor **x, struct check_case *c);
 td_tensor *check_cat(td_tensor **x, struct check_case *c);
 td_tensor *check_stack(td_tensor **x, struct check_case *c);
 td_tensor *check_add_scaled(td_tensor **x, struct check_case *c);

@@ -74,7 +74,7 @@ static void load_real(void)
     snprintf(rank, sizeof rank, "%d", td_test_rank());
     setenv("NCCL_HOSTID", rank, 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-    setenv("TANDEM_PLUGIN_PATH", TD_TEST_BUILD_DIR "/plugins", 1);
+    setenv("TANDEM_PLUGIN_PATH", TD_TEST_BUILD_DIR "/lib/tandem/plugins", 0);
     if (library && *library)
         setenv("TANDEM_NCCL_SO", library, 1);
     CHECK_OK(td_load_plugin("cuda"));
@@ -89,7 +89,7 @@ void nccl_choose(const char *variant)
              variant ? "_" : "", variant ? variant : "");
     setenv("TANDEM_NCCL_SO", path, 1);
     setenv("TANDEM_NCCL_KIND", "toy", 1);
-    setenv("TANDEM_PLUGIN_PATH", TD_TEST_BUILD_DIR "/plugins", 1);
+    setenv("TANDEM_PLUGIN_PATH", TD_TEST_BUILD_DIR "/lib/tandem/plugins", 0);
     setenv("FAKE_NCCL_DIR", td_test_temp_dir(), 1);
 }
 
