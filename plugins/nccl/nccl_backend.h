@@ -68,6 +68,7 @@ struct nccl_watch {
     uint64_t number, sequence;
     int64_t since_ns, next_ns; /* recorded; the next comparison with other ranks … */
     int64_t warn_ns;           /* … and the age of the next warning */
+    int64_t remote_ns;         /* since when NCCL reports that a rank has gone; 0: it does not */
     int turns;
 };
 

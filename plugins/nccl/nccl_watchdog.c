@@ -18,6 +18,7 @@
 #define STALL_NS 1000000000LL
 #define SLOWEST_STALL_NS 10000000000LL
 #define WARN_NS 30000000000LL
+#define NOTICE_NS 3000000000LL   /* how long a lost rank may stay without a name */
 #define REQUESTS_NS 1000000000LL /* how often a rank without calls looks for requests */
 #define FIRST_PAUSE_NS 50000LL
 #define LAST_PAUSE_NS 2000000LL
@@ -119,6 +120,19 @@ static td_status check_comm(const struct nccl_channel *channel)
                    nccl_result_text(result, channel->comm, text, sizeof text));
 }
 
+/* NCCL notices that a rank has gone, but not which one, and often before the failure detector does: for some seconds
+ * that one, or the comparison of calls, may name it. */
+static td_status check_in_time(struct nccl_channel *channel, int64_t now)
+{
+    struct nccl_watch *watch = &channel->watch;
+    td_status status = check_comm(channel);
+    if (status != TD_ERR_PEER)
+        return status;
+    if (!watch->remote_ns)
+        watch->remote_ns = now;
+    return now - watch->remote_ns < NOTICE_NS ? TD_OK : status;
+}
+
 /* With the lock. */
 static void follow_device(struct nccl_channel *channel, int64_t now)
 {
@@ -217,10 +231,10 @@ static bool watch_channel(struct nccl_channel *channel)
     pthread_mutex_lock(&group->lock);
     bool is_open = channel->comm && channel->state == NCCL_READY;
     if (is_open)
-        status = check_comm(channel);
+        status = check_in_time(channel, now);
     if (is_open && !status)
         follow_device(channel, now);
-    bool runs = channel->enqueued > channel->done;
+    bool runs = channel->enqueued > channel->done || watch->remote_ns;
     bool stalls = is_open && !status && watch->is_set && now >= watch->next_ns;
     bool meets = channel->meeting > channel->done_sequence && channel->meeting <= watch->sequence;
     uint64_t sequence = watch->sequence;
