@@ -271,6 +271,38 @@ TD_API td_status td_module_requires_grad_(td_module *module, bool requires_grad)
 TD_API td_status td_module_to(td_module *module, td_device *device);
 TD_API td_status td_module_to_dtype(td_module *module, td_dtype dtype);
 
+/* ---- Hooks: functions that run before and after the passes of a module --------------------------- */
+
+/**
+ * PyTorch's register_forward_pre_hook(), register_forward_hook(), register_full_backward_pre_hook() and
+ * register_full_backward_hook(); each may be NULL, and a failure ends the pass.
+ *
+ * `forward_pre` may replace inputs, and `forward` results, or change their number. `backward_pre` runs when the
+ * gradients of all results are there, before anything of the module is differentiated; `backward` when the gradients of
+ * all inputs are, which for the parameters of the module is not said; if no input requires grad, right after
+ * `backward_pre`, with an empty list. A tensor without a gradient is NULL in these lists. Both may replace gradients by
+ * others of the same shape, dtype and device. Tensors that a hook makes belong to a scope around it; in backward passes
+ * grad mode is off. Hooks of a pass run on the threads of that pass.
+ */
+typedef struct td_module_hooks {
+    td_status (*forward_pre)(td_module *module, td_tensor_list *inputs, void *arg);
+    td_status (*forward)(td_module *module, const td_tensor_list *inputs, td_tensor_list *results,
+                         void *arg);
+    td_status (*backward_pre)(td_module *module, td_tensor_list *grad_results, void *arg);
+    td_status (*backward)(td_module *module, td_tensor_list *grad_inputs,
+                          const td_tensor_list *grad_results, void *arg);
+    void *arg;
+    void *reserved[4];
+} td_module_hooks;
+
+/** Adds hooks, which run in the order in which they were added, for each call of the module by td_forward() and the
+ *  like. Gradients are seen for calls that begin after it. *id, where not NULL, is for removing them. Neither clones nor
+ *  modules that are sent elsewhere have hooks. A module with backward hooks must not change its inputs in place. */
+TD_API td_status td_module_add_hooks(td_module *module, const td_module_hooks *hooks, uint64_t *id);
+
+/** TD_ERR_INVALID if there are none with this number. Not while a pass of the module runs. */
+TD_API td_status td_module_remove_hooks(td_module *module, uint64_t id);
+
 /* ---- Modes, states, clones ---------------------------------------------------------------------- */
 
 /** Train mode (the default) or eval mode, for the module and its children. */

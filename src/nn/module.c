@@ -52,6 +52,7 @@ static void destroy(td_module *module)
     free_tensors(&module->buffers);
     if (module->ops->free_data)
         module->ops->free_data(module->data);
+    td__module_leave_hooks(module);
     free(module->data);
     free(module->children);
     free(module->reason);

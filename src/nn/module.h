@@ -34,6 +34,7 @@ struct td_module {
     int child_count, child_capacity;
     td_status failure; /* of the first call that failed to add a part */
     char *reason;      /* its text; NULL without memory */
+    struct td__module_hook_list *hooks; /* NULL: none were added */
 };
 
 /** Keeps the last error as the failure of `module`, and returns `status`. */
@@ -56,6 +57,22 @@ void td__modules_destroy(td_module *const *modules, int count);
 
 /** Fails with "<call>: <what> is <value>; it must be …" if a size is below `least`. */
 td_status td__check_size(const char *call, const char *what, int64_t value, int64_t least);
+
+/* ---- Hooks (module_hooks.c) ------------------------------------------------------------------- */
+
+/** Whether hooks run when the module does: then it must be run by td_forward(). */
+bool td__module_is_hooked(const td_module *module);
+
+/** Runs the module itself, without hooks. The results belong to the scope around the call. */
+typedef td_status (*td__forward_run)(td_module *module, const td_tensor_list *inputs,
+                                     td_tensor_list *results);
+
+/** Runs a module with hooks, by `run`. */
+td_status td__module_run_hooked(td_module *module, const td_tensor_list *inputs,
+                                td_tensor_list *results, td__forward_run run);
+
+/** Before a module is destroyed: nodes that are left run no hooks. */
+void td__module_leave_hooks(td_module *module);
 
 /* ---- Kinds ----------------------------------------------------------------------------------- */
 

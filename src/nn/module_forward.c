@@ -47,9 +47,10 @@ static td_status check(const td_module *module, td_tensor *const *inputs, int co
                        module->reason ? module->reason : "out of memory");
     if (!ops->forward && !ops->forward_list)
         return td_fail(TD_ERR_INVALID, "td_forward: a %s has no forward of its own", ops->name);
-    if (ops->forward_list && count > TD_TENSOR_LIST_MAX)
-        return td_fail(TD_ERR_INVALID, "td_forward: a %s takes %d inputs at most, not %d",
-                       ops->name, TD_TENSOR_LIST_MAX, count);
+    if ((ops->forward_list || td__module_is_hooked(module)) && count > TD_TENSOR_LIST_MAX)
+        return td_fail(TD_ERR_INVALID, "td_forward: a %s%s takes %d inputs at most, not %d",
+                       ops->name, td__module_is_hooked(module) ? " with hooks" : "",
+                       TD_TENSOR_LIST_MAX, count);
     return TD_OK;
 }
 
@@ -71,17 +72,34 @@ static td_status run_list(td_module *module, const td_tensor_list *inputs, td_te
     return status;
 }
 
+/* Runs a module by either function. */
+static td_status run_any(td_module *module, const td_tensor_list *inputs, td_tensor_list *results)
+{
+    if (module->ops->forward_list)
+        return run_list(module, inputs, results);
+    TD_SCOPE;
+    td_tensor *y = td_scope_return(module->ops->forward(module, inputs->at, inputs->count));
+    *results = (td_tensor_list){.count = y ? 1 : 0, .at = {y}};
+    return y ? TD_OK : td__error_status();
+}
+
+static td_status run(td_module *module, const td_tensor_list *inputs, td_tensor_list *results)
+{
+    return td__module_is_hooked(module) ? td__module_run_hooked(module, inputs, results, run_any)
+                                        : run_any(module, inputs, results);
+}
+
 td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int count)
 {
     if (check(module, inputs, count))
         return NULL;
-    if (module->ops->forward) {
+    if (module->ops->forward && !td__module_is_hooked(module)) {
         TD_SCOPE;
         return td_scope_return(module->ops->forward(module, inputs, count));
     }
     td_tensor_list list = {.count = count}, results = {0};
     memcpy(list.at, inputs, (size_t)count * sizeof inputs[0]);
-    if (run_list(module, &list, &results))
+    if (run(module, &list, &results))
         return NULL;
     if (results.count == 1)
         return results.at[0];
@@ -106,9 +124,5 @@ td_status td_forward_list(td_module *module, const td_tensor_list *inputs, td_te
                        TD_TENSOR_LIST_MAX, given.count);
     TD_TRY(td__check_reserved(__func__, given.reserved));
     TD_TRY(check(module, given.at, given.count));
-    if (module->ops->forward_list)
-        return run_list(module, &given, results);
-    results->at[0] = td_forward_with(module, given.at, given.count);
-    results->count = results->at[0] ? 1 : 0;
-    return results->count ? TD_OK : td__error_status();
+    return run(module, &given, results);
 }
