@@ -319,7 +319,7 @@ static void check_reduced(const struct flight *flight)
         .first = what->kind == TD_OP_REDUCE_SCATTER ? part_start(flight, scene->rank) : 0,
         .count = part_count(flight, scene->rank),
         /* Two levels are used where an operation has them. */
-        .hosts = what->kind == TD_OP_REDUCE_SCATTER ? NULL : scene->hosts,
+        .hosts = scene->hosts,
     };
     char *expected = malloc(flight->output_size + 1);
     reference_expect(&reference, expected);

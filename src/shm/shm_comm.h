@@ -287,9 +287,10 @@ void td__shm_spread(struct td__shm_comm *comm, int64_t now);
 uint64_t td__shm_arena_offset(const void *memory, bool needed);
 
 /** Publishes this rank's buffers and finds those of the others: comm->sources and comm->targets. *shared is
- *  false if one of them is not in shareable memory. */
+ *  false if one of them is not in shareable memory. `extents`: the elements of each member's input and output, two
+ *  numbers each; NULL: those of a call among the members alone (td__shm_extents()). */
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
-                                   bool *shared);
+                                   const size_t *extents, bool *shared);
 
 /** Large calls: directly between the buffers if all can be mapped, else td__shm_kernel_copy() or
  *  td__shm_staged(). */

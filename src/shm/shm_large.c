@@ -68,6 +68,18 @@ void td__shm_extents(const struct td__shm_comm *comm, const struct td__operation
     }
 }
 
+/* The same from a list of the caller's, if there is one. */
+static void find_extents(const struct td__shm_comm *comm, const struct td__operation *operation,
+                         const size_t *extents, int index, size_t *input, size_t *output)
+{
+    if (!extents) {
+        td__shm_extents(comm, operation, index, input, output);
+        return;
+    }
+    *input = extents[2 * index];
+    *output = extents[2 * index + 1];
+}
+
 /* Maps the buffers of another rank. Programs use the same buffers in many calls, so those of the last call are
  * kept: the endpoint maps others under its lock. Input and output are mapped together: after the arena has grown,
  * an old and a new address of the same memory may differ, and in-place would not be detected. */
@@ -99,7 +111,7 @@ static td_status find_views(struct td__shm_comm *comm, const struct td__operatio
 
 /* Finds the addresses of all buffers. *shared is false if one cannot be shared; that is no failure. */
 static td_status find_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
-                              bool *shared)
+                              const size_t *extents, bool *shared)
 {
     size_t element = td__operation_element(operation);
     *shared = true;
@@ -109,7 +121,7 @@ static td_status find_buffers(struct td__shm_comm *comm, const struct td__operat
     for (int i = 0; i < comm->size && *shared; i++) {
         size_t input, output;
         if (i != comm->index) {
-            td__shm_extents(comm, operation, i, &input, &output);
+            find_extents(comm, operation, extents, i, &input, &output);
             TD_TRY(find_views(comm, operation, i, input * element, output * element));
         }
         comm->sources[i] = i == comm->index ? operation->call.input : comm->views[i].source;
@@ -345,7 +357,7 @@ static td_status check_counts(struct td__shm_comm *comm, const struct td__operat
 }
 
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
-                                   bool *shared)
+                                   const size_t *extents, bool *shared)
 {
     const td_call *call = &operation->call;
     bool is_root = call->root == comm->index, exchange = td__shm_exchanges_counts(operation);
@@ -353,7 +365,7 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     TD_TRY(td__shm_begin(comm, operation, TD__SHM_DEPTH));
     if (exchange)
         TD_TRY(publish_counts(comm, operation));
-    td__shm_extents(comm, operation, comm->index, &input, &output);
+    find_extents(comm, operation, extents, comm->index, &input, &output);
     struct td__shm_args *args = &td__shm_slot(comm, comm->index)->args;
     args->input_address = (uintptr_t)call->input;
     args->output_address = (uintptr_t)call->output;
@@ -367,7 +379,7 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     TD_TRY(td__shm_await_all(comm, operation, 1));
     if (exchange)
         TD_TRY(check_counts(comm, operation));
-    return find_buffers(comm, operation, shared);
+    return find_buffers(comm, operation, extents, shared);
 }
 
 /* Where process_vm_readv() was measured to be faster than the stages. If ranks share processors, broadcast and
@@ -405,7 +417,7 @@ td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *o
     bool in_place = operation->call.kind == TD_OP_ALL_REDUCE &&
                     operation->call.input == operation->call.output;
     comm->methods = in_place && comm->index == 0 ? td__reduce_methods() : 0;
-    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared));
+    TD_TRY(td__shm_exchange_buffers(comm, operation, NULL, &shared));
     /* Rank 0 of the comm chooses the methods for all. */
     comm->methods = (uint32_t)td__shm_slot(comm, 0)->args.methods;
     td__reduce_methods_adopt(comm->methods);

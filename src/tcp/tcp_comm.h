@@ -29,7 +29,8 @@ td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation
 /**
  * For a hierarchical reduction: the output of `operation` has accumulators (td__reduction_accumulator()). Combines
  * those of all members along the tree, in place: on every member (all_reduce), or on the root (reduce; on the
- * others they are undefined afterwards). The caller loads, stores and divides.
+ * others they are undefined afterwards). For a reduce_scatter the input has accumulators, too, and the output gets this
+ * member's. The caller loads, stores and divides.
  */
 td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation);
 
@@ -96,7 +97,7 @@ void td__hierarchy_destroy(struct td__hierarchy *hierarchy);
 /** The rail of this rank; NULL if it is in none. */
 struct td__tcp_comm *td__hierarchy_rail(const struct td__hierarchy *hierarchy);
 
-/** Whether td__hierarchy_run() implements `kind`: all_reduce, reduce, broadcast and barrier. */
+/** Whether td__hierarchy_run() implements `kind`: all but scatter, gather and all_to_all. */
 bool td__hierarchy_has(td_op_kind kind);
 
 td_status td__hierarchy_run(struct td__hierarchy *hierarchy, struct td__operation *operation);

@@ -182,12 +182,6 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     return TD_OK;
 }
 
-td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation)
-{
-    td_dtype accumulator = td__reduction_accumulator(&operation->reduction);
-    return run_in_place(comm, operation, td_dtype_size(accumulator), SIZE_MAX);
-}
-
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
 /* all_gather and reduce_scatter work on the parts of all ranks, which may have any sizes. Each part is cut into
@@ -328,12 +322,14 @@ static void load_parts(struct parts *parts, char *to)
     }
 }
 
+/* With `combine`, input and output have accumulators, which are neither loaded nor stored. */
 static td_status run_reduce_scatter(struct td__tcp_comm *comm,
-                                    const struct td__operation *operation)
+                                    const struct td__operation *operation, bool combine)
 {
     const struct td__reduction *reduction = &operation->reduction;
     td_dtype accumulator = td__reduction_accumulator(reduction);
-    bool same = accumulator == reduction->dtype, plain = is_plain(reduction);
+    bool same = combine || accumulator == reduction->dtype;
+    bool plain = combine || is_plain(reduction);
     size_t n = (size_t)comm->size, most = 0;
     struct parts parts;
     struct task *task = &parts.task;
@@ -358,8 +354,10 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
             task, plain ? operation->call.input : task->scratch, parts.starts, parts.ends);
         task->run.buffers[TD__DATA] = parts_of(task, data, own);
         TD_TRY(execute(task));
-        td__reduce_store(reduction, output, data, own, comm->size);
-        output = td__add_offset(output, own * td__operation_element(operation));
+        if (!combine)
+            td__reduce_store(reduction, output, data, own, comm->size);
+        output = td__add_offset(output,
+                                own * (combine ? task->element : td__operation_element(operation)));
     }
     return TD_OK;
 }
@@ -399,6 +397,14 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
     return execute(&task);
 }
 
+td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    if (operation->call.kind == TD_OP_REDUCE_SCATTER)
+        return run_reduce_scatter(comm, operation, true);
+    td_dtype accumulator = td__reduction_accumulator(&operation->reduction);
+    return run_in_place(comm, operation, td_dtype_size(accumulator), SIZE_MAX);
+}
+
 td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
@@ -414,7 +420,7 @@ td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operati
     case TD_OP_ALL_GATHER:
         return run_all_gather(comm, operation);
     case TD_OP_REDUCE_SCATTER:
-        return run_reduce_scatter(comm, operation);
+        return run_reduce_scatter(comm, operation, false);
     case TD_OP_ALL_TO_ALL:
         return run_all_to_all(comm, operation);
     default: /* a barrier */
