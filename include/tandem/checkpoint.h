@@ -103,6 +103,23 @@ TD_API td_state *td_load_safetensors(const char *path, const td_map_location *ma
 typedef void (*td_file_note_fn)(const char *key, const char *value, void *arg);
 TD_API td_status td_read_safetensors_notes(const char *path, td_file_note_fn fn, void *arg);
 
+/* ---- Files of PyTorch ------------------------------------------------------------------------------ */
+
+/**
+ * The tensors and numbers of a file that torch.save() has written (PyTorch 1.6 or later), on the devices of `map_location`
+ * as td_load_safetensors() does. Dictionaries and lists become names with dots: {"model": {"conv.weight": …}, "betas":
+ * (0.9, 0.999)} has the entries "model.conv.weight", "betas.0" and "betas.1"; td_state_part(state, "model.") is the model's.
+ * A file of one tensor has the entry "value". Texts and None are not in the state: td_read_torch_notes() has them.
+ * td_load_module() reads such a file, too.
+ *
+ * Such a file is a program for Python's interpreter. It is not run: what is neither a tensor, a number, a text, a list nor
+ * a dictionary is TD_ERR_UNSUPPORTED, with its name. For td_state_destroy(). NULL on failure.
+ */
+TD_API td_state *td_load_torch(const char *path, const td_map_location *map_location);
+
+/** Calls fn(name, text, arg) for each text of such a file, in order; also for None, dtypes and devices, by their names. */
+TD_API td_status td_read_torch_notes(const char *path, td_file_note_fn fn, void *arg);
+
 /* ---- Training ------------------------------------------------------------------------------------
  *
  * All of these are collective: every rank of the group calls them, with its own parts in

@@ -70,7 +70,7 @@ static bool next_saved(struct saved *saved)
 
 /* ---- Where they go ------------------------------------------------------------------------------- */
 
-static td_status check_map(const char *call, const td_map_location *map)
+td_status td__check_map(const char *call, const td_map_location *map)
 {
     TD_TRY(td__check_reserved(call, map->reserved));
     if (map->count < 0 || (map->count > 0 && !map->mappings))
@@ -114,20 +114,25 @@ static td_device *find_device(const char *call, const char *path, const td_map_l
     return td__use_device(call, device ? device : td_device_get(saved));
 }
 
+td_device *td__map_device(const char *call, const char *path, const td_map_location *map,
+                          const char *name, const char *saved)
+{
+    static const td_map_location nothing;
+    return find_device(call, path, map ? map : &nothing, name, saved);
+}
+
 /* Sets *device, which stays NULL for a tensor that is not loaded. */
 static td_status find_target(const char *call, const char *path, struct td__load_target *target,
                              const struct td__file_tensor *tensor, const char *saved,
                              td_device **device)
 {
-    static const td_map_location nothing;
-    const td_map_location *map = target->map;
     bool fixed = false;
     td_device *home = target->home ? target->home(tensor, &fixed, target->arg) : NULL;
     if (target->home && !home)
         return TD_OK;
-    *device = home && (fixed || !map)
+    *device = home && (fixed || !target->map)
                   ? td__use_device(call, home)
-                  : find_device(call, path, map ? map : &nothing, tensor->name, saved);
+                  : td__map_device(call, path, target->map, tensor->name, saved);
     target->is_missing = !*device;
     return *device ? TD_OK : td__error_status();
 }
@@ -135,7 +140,7 @@ static td_status find_target(const char *call, const char *path, struct td__load
 td_status td__map_devices(const char *call, const char *path, const struct td__file_header *header,
                           struct td__load_target *target, td_device ***devices_out)
 {
-    target->is_missing = target->map && check_map(call, target->map);
+    target->is_missing = target->map && td__check_map(call, target->map);
     if (target->is_missing)
         return td__error_status();
     const struct td__file_note *note = td__header_note(header, "tandem.devices");

@@ -1,6 +1,7 @@
 /* The weights of a module in a file, with or without the prefix of a wrapper. */
 #include "base/fail.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/torch_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,11 +97,16 @@ td_status td_save_module(const char *path, td_module *module)
 static td_status read_for(const char *path, td_module *module, const td_map_location *map,
                           td_state **state)
 {
+    static const char call[] = "td_load_module";
+    if (td__is_zip_file(path)) {
+        td_map_location host = {.device = td__host_device()};
+        return td__load_torch(call, path, map ? map : &host, state);
+    }
     td_state *known = td_module_state(module);
     if (!known)
         return td__error_status();
     struct td__load_target target = {.map = map, .home = home_in_module, .arg = known};
-    td_status status = td__load_state("td_load_module", path, &target, state, NULL);
+    td_status status = td__load_state(call, path, &target, state, NULL);
     td_state_destroy(known);
     return status;
 }

@@ -113,6 +113,14 @@ td_state *td__state_of_header(const char *call, const char *path,
 /** Appends the value of the note "tandem.devices". */
 void td__put_devices(struct td__buffer *text, const td_state *state);
 
+/** Fails if a map contradicts itself. */
+td_status td__check_map(const char *call, const td_map_location *map);
+
+/** Where a checked map (NULL: the current device) sends the tensor `name`, which was saved on the device `saved`. NULL if
+ *  that is not there. */
+td_device *td__map_device(const char *call, const char *path, const td_map_location *map,
+                          const char *name, const char *saved);
+
 /** The devices to which the tensors of a file go, in the order of the header, open, or NULL; for free(). */
 td_status td__map_devices(const char *call, const char *path, const struct td__file_header *header,
                           struct td__load_target *target, td_device ***devices);
