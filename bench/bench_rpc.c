@@ -18,11 +18,15 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <inttypes.h>
+#include <linux/futex.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +45,14 @@ enum {
 
 #define ELEMENTS (16 << 20) /* f32: 64 MiB */
 
+/* What the two processes of wake_up share. */
+struct wake {
+    _Atomic uint32_t word;                /* the callee's thread sleeps until it changes */
+    _Alignas(64) _Atomic uint32_t answer; /* the last word that it has seen */
+};
+
+static struct wake *wake;
+
 struct bench {
     int64_t time_ns; /* of a row, about */
     bool table;
@@ -53,7 +65,8 @@ struct bench {
     pid_t callee;
     td_tensor *tensor;
     td_rref *counter;
-    int ping; /* a connected socket, whose other end is the callee */
+    bool listens; /* a thread of the callee, for wake_up */
+    int ping;     /* a connected socket, whose other end is the callee */
     int64_t *times;
     size_t count;
 };
@@ -160,6 +173,30 @@ static td_value *ping_port(td_rpc_call *call, td_value *const *args, int count)
     return td_value_of(ntohs(address.sin_port));
 }
 
+/* Sleeps until the word changes, and answers. */
+static void *answer_wakes(void *arg)
+{
+    (void)arg;
+    for (uint32_t seen = atomic_load(&wake->word);; seen = atomic_load(&wake->word)) {
+        atomic_store(&wake->answer, seen);
+        while (atomic_load(&wake->word) == seen)
+            syscall(SYS_futex, &wake->word, FUTEX_WAIT, seen, NULL, NULL, 0);
+    }
+    return NULL;
+}
+
+static td_value *listen_for_wakes(td_rpc_call *call, td_value *const *args, int count)
+{
+    pthread_t thread;
+    (void)call, (void)args, (void)count;
+    if (pthread_create(&thread, NULL, answer_wakes, NULL)) {
+        td_fail(TD_ERR_SYSTEM, "listen_for_wakes: %s", strerror(errno));
+        return NULL;
+    }
+    pthread_detach(thread);
+    return td_value_nil();
+}
+
 static void register_all(void)
 {
     static const td_rpc_method methods[] = {{"count_up()", count_up}, {0}};
@@ -173,6 +210,7 @@ static void register_all(void)
     bench_check(td_rpc_register("nap()", nap, NULL));
     bench_check(td_rpc_register("hold()", hold, NULL));
     bench_check(td_rpc_register("ping_port()", ping_port, NULL));
+    bench_check(td_rpc_register("listen_for_wakes()", listen_for_wakes, NULL));
     bench_check(td_rpc_register_class(&counter));
 }
 
@@ -193,6 +231,24 @@ static int64_t call_asleep(struct bench *bench)
 {
     sleep_ms(SILENCE_MS);
     return call_once(bench);
+}
+
+/* What call_asleep takes without a library: a futex wakes a thread of the callee, and this thread spins until that has
+ * answered through a shared line. No call that needs a thread of another process which sleeps can be faster. */
+static int64_t wake_up(struct bench *bench)
+{
+    if (!bench->listens) {
+        TD_SCOPE;
+        checked(td_rpc_sync("b", "listen_for_wakes", TD_NO_ARGS, NULL));
+        bench->listens = true;
+    }
+    sleep_ms(SILENCE_MS);
+    int64_t start = td__now_ns();
+    uint32_t word = atomic_fetch_add(&wake->word, 1) + 1;
+    syscall(SYS_futex, &wake->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+    while (atomic_load(&wake->answer) != word)
+        sched_yield(); /* as a call does, since both may share a processor */
+    return td__now_ns() - start;
 }
 
 static void finish(td_future *future)
@@ -455,6 +511,7 @@ static const struct row {
 } rows[] = {
     {"call", US, call_once, false, 1000},
     {"call_asleep", US, call_asleep, false, 20},
+    {"wake_up", US, wake_up, false, 20},
     {"calls_in_flight", PER_S, calls_in_flight, false, 5},
     {"first_byte", US, first_byte, false, 20},
     {"first_byte_new", US, first_byte_new, false, 5},
@@ -624,6 +681,9 @@ int main(int argc, char **argv)
 {
     const char **only = calloc((size_t)argc, sizeof *only);
     struct bench bench = read_options(argc, argv, only);
+    wake = mmap(NULL, sizeof *wake, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (wake == MAP_FAILED)
+        bench_die("mmap: %s", strerror(errno));
     if (bench.table)
         printf("%-30s %6s %12s %12s %9s\n", "", "unit", "median", "best", "count");
     for (int tcp = 0; tcp < 2; tcp++) {

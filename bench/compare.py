@@ -20,12 +20,14 @@ BUILD = ROOT / "build" / "release"
 TIMEOUT_S = 300  # for one command
 
 
-def arguments(doc, program):
-    """The command line that both scripts have: the number of rounds."""
+def arguments(doc, program, rounds=3, quick=None):
+    """The command line that the scripts have: the number of rounds; and --quick, if `quick` says what that does."""
     parser = argparse.ArgumentParser(
         prog=program, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rounds", nargs="?", type=int, default=3, help="3 by default")
+    parser.add_argument("rounds", nargs="?", type=int, default=rounds, help=f"{rounds} by default")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
     parsed = parser.parse_args()
     if parsed.rounds < 1:
         parser.error("at least one round")
@@ -53,6 +55,24 @@ def python_with_torch():
         file=sys.stderr,
     )
     return None
+
+
+def cores(count):
+    """`count` processors that this program may use, each of a core of its own; None if there are not that many cores.
+
+    A virtual machine may hide which processors are threads of one core: usually two neighbours are. So where each
+    seems to be a core, every second one is taken, as long as they suffice, and then the others.
+    """
+    allowed, taken, found = sorted(os.sched_getaffinity(0)), set(), []
+    for processor in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        siblings = path.read_text().strip() if path.exists() else str(processor)
+        if siblings not in taken:
+            found.append(processor)
+        taken.add(siblings)
+    if len(found) == len(allowed):
+        found = found[::2] + found[1::2]
+    return sorted(found[:count]) if len(found) >= count else None
 
 
 def busy_s():

@@ -260,6 +260,7 @@ static struct td__incoming *copy_of(const struct td__incoming *incoming)
     CHECK(copy && !incoming->header.tensors && !incoming->header.rrefs);
     memcpy(copy, incoming, sizeof *copy + size);
     copy->bytes = (uint8_t *)(copy + 1);
+    copy->capacity = size;
     return copy;
 }
 

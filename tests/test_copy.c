@@ -28,6 +28,24 @@ TEST(copies_of_all_alignments)
     guarded_free(&same);
 }
 
+/* Long ones have wider stores, and prefetch. */
+TEST(long_copies)
+{
+    static const size_t sizes[] = {512 * 1024 - 1, 512 * 1024, 512 * 1024 + 1, 600001};
+    static unsigned char from[600100];
+    uint64_t state = 5;
+    for (size_t i = 0; i < sizeof from; i++)
+        from[i] = (unsigned char)next_random(&state);
+    for (size_t s = 0; s < LENGTH(sizes); s++)
+        for (size_t shift = 0; shift < 64; shift += 21) {
+            struct guarded to = guarded_make(sizes[s], shift, false);
+            td__copy_bytes(to.data, from + shift, sizes[s], true);
+            CHECK_MEM(to.data, from + shift, sizes[s]);
+            CHECK(guarded_is_whole(&to));
+            guarded_free(&to);
+        }
+}
+
 /* Not what all processors of a socket have together. */
 TEST(caches_have_the_size_that_the_system_says)
 {

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#if defined(__SSE2__)
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
@@ -44,17 +46,18 @@ size_t td__cache_bytes(int level)
     return (size_t)*bytes;
 }
 
-enum { LINE = 64, LEAST = 4096, AHEAD = 4096, LONG = 512 * 1024 };
+enum { LINE = 64, LEAST = 4096, AHEAD = 2048, LONG = 512 * 1024 };
 
 /* Whole cache lines; `to` is aligned to one. The processor's own prefetching ends with a page, so a long copy prefetches
- * the next one; a collective's chunks of some pages end before that pays. */
+ * what is AHEAD; a collective's chunks of some pages end before that pays. The prefetched lines go to all caches: with the
+ * hint for non-temporal data, a Xeon (Emerald Rapids) copies a third as fast, or less than a half without any prefetch. */
 static inline void stream(char *to, const char *from, size_t size, bool prefetch)
 {
 #if defined(__SSE2__)
     for (size_t at = 0; at < size; at += LINE) {
         const __m128i *source = (const __m128i *)(const void *)(from + at);
         if (prefetch)
-            _mm_prefetch(from + at + AHEAD, _MM_HINT_NTA);
+            _mm_prefetch(from + at + AHEAD, _MM_HINT_T0);
         __m128i *target = (__m128i *)(void *)(to + at);
         __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
         __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
@@ -70,6 +73,37 @@ static inline void stream(char *to, const char *from, size_t size, bool prefetch
 #endif
 }
 
+/* The same with twice as wide stores, which a Xeon (Emerald Rapids) carries out a fifth faster. */
+#if defined(__x86_64__)
+__attribute__((target("avx"))) static void stream_wide(char *to, const char *from, size_t size)
+{
+    for (size_t at = 0; at < size; at += LINE) {
+        const __m256i *source = (const __m256i *)(const void *)(from + at);
+        __m256i *target = (__m256i *)(void *)(to + at);
+        _mm_prefetch(from + at + AHEAD, _MM_HINT_T0);
+        __m256i a = _mm256_loadu_si256(source), b = _mm256_loadu_si256(source + 1);
+        _mm256_stream_si256(target, a);
+        _mm256_stream_si256(target + 1, b);
+    }
+    _mm_sfence();
+}
+
+static bool streams_wide(void)
+{
+    return __builtin_cpu_supports("avx");
+}
+#else
+static void stream_wide(char *to, const char *from, size_t size)
+{
+    stream(to, from, size, true);
+}
+
+static bool streams_wide(void)
+{
+    return false;
+}
+#endif
+
 void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
 {
     if (to == from || !size)
@@ -82,6 +116,8 @@ void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
     memcpy(to, from, head);
     if (size < LONG)
         stream((char *)to + head, (const char *)from + head, lines, false);
+    else if (streams_wide())
+        stream_wide((char *)to + head, (const char *)from + head, lines);
     else
         stream((char *)to + head, (const char *)from + head, lines, true);
     memcpy((char *)to + head + lines, (const char *)from + head + lines, size - head - lines);

@@ -52,12 +52,15 @@ bool td__io_fence_before_sleep(const struct td__rpc_agent *agent)
     return !agent->ordered || barrier_command(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
 }
 
+_Thread_local bool td__io_rang;
+
 /* An eventfd, not a byte on the link's socket: that takes the kernel half as long again. */
 void td__io_ring(struct td__rpc_link *link)
 {
     uint64_t one = 1;
     fence_after_write(link);
-    if (!atomic_load_explicit(&link->control->awake, memory_order_relaxed) &&
-        !atomic_exchange(&link->control->rung, 1) && write(link->event, &one, sizeof one) < 0)
-        return; /* it is readable already */
+    if (atomic_load_explicit(&link->control->awake, memory_order_relaxed) ||
+        atomic_exchange(&link->control->rung, 1))
+        return;
+    td__io_rang = write(link->event, &one, sizeof one) > 0; /* else it is readable already */
 }

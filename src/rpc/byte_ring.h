@@ -93,6 +93,16 @@ static inline bool td__byte_ring_has_bytes(const struct td__byte_ring *ring)
 /** How many bytes can be read at *data; 0: none. */
 size_t td__byte_ring_peek(struct td__byte_ring *ring, const char **data);
 
+/** Fetches the lines behind the chunk that was peeked at, while the reader handles that. Only for a reader that has
+ *  found more than one chunk: the writer is ahead of it, and has most likely written them. A line that is not written
+ *  yet would have to go back to the writer's cache. */
+static inline void td__byte_ring_prefetch(const struct td__byte_ring *ring)
+{
+    const char *next = ring->data + (ring->end + 63) % TD__BYTE_RING_SIZE;
+    __builtin_prefetch(next, 0);
+    __builtin_prefetch(next + 64, 0);
+}
+
 /** `size` bytes were read. */
 void td__byte_ring_consume(struct td__byte_ring *ring, size_t size);
 

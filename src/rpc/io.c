@@ -9,8 +9,14 @@
  * A thread that runs a function does not poll. If it does so for long, another one takes the lead over: at once, if it
  * waits for a future; or at the next tick. A tick is an expiry of `timer`, while there is something to do:
  *
- *     control->awake    1: a thread leads, or the timer ticks. Other workers write to their rings, and no more
- *                       0: all threads sleep. Other workers write to `event`, which wakes one
+ *     control->awake    1: a thread reads the links, or the timer ticks. Other workers write to their rings, and no more
+ *                       0: all threads sleep, or one has just been woken (see below). Other workers write to `event`,
+ *                          which wakes one
+ *
+ * To set the timer takes the kernel longer than all else of a small call. So a thread that was woken leaves `awake` at 0
+ * until it has run the first function: whoever writes to a ring meanwhile wakes a second thread, and that one, since it
+ * cannot lead, sets the timer. This waits for messages that the first thread has not read (`rung` is 0 again before it
+ * reads), so none is left alone with a function that takes long.
  *
  * A thread that has stopped waiting for a future neither sleeps nor wakes another thread: if no thread has led since
  * the last tick, one of the agent's does. A thread of the agent that finds nothing to do for a while sets `awake` to 0
@@ -28,14 +34,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 enum {
     TICK_NS = 200000,
-    WAIT_NS =
-        200000, /* a thread that waits for a future yields until then: longer than it takes to wake the callee */
+    WAIT_NS = 200000, /* a thread that waits for a future yields until then */
+    WAKE_NS = 500000, /* … or until then, if it has woken the callee */
     HOLD_NS = 10000,  /* answers are published after that */
     LONG_NS = 100000, /* a function that runs for longer does so beside the thread that leads */
     POLLS = 4,        /* between two looks at the clock */
@@ -88,8 +93,17 @@ static void watch_sockets(struct td__rpc_agent *agent, bool watch)
         epoll_ctl(agent->epoll, EPOLL_CTL_MOD, agent->sockets, &event);
 }
 
-/* Takes the lead, if no other thread has it; or (`from`) from a thread that runs a function. */
-static bool take_lead(struct td__rpc_agent *agent, bool take_over)
+/* Before `ticking` is read. By the thread that leads and runs no function; or by one that sets the timer afterwards. Any
+ * other might do so while the thread that has taken the lead over goes to sleep, and all would sleep with `awake` at 1. */
+static void announce(struct td__rpc_agent *agent)
+{
+    if (!atomic_load_explicit(&agent->control->awake, memory_order_relaxed))
+        atomic_store(&agent->control->awake, 1);
+}
+
+/* Takes the lead, if no other thread has it; or (`take_over`) from a thread that runs a function. `woken`: by another
+ * worker, and `awake` stays as it is. */
+static bool take_lead(struct td__rpc_agent *agent, bool take_over, bool woken)
 {
     uint64_t held = atomic_load(&agent->lead), own = this_thread();
     if (held && (!(held & RUNS) || ((held & ~(uint64_t)RUNS) != own && !take_over)))
@@ -97,135 +111,13 @@ static bool take_lead(struct td__rpc_agent *agent, bool take_over)
     if (!atomic_compare_exchange_strong(&agent->lead, &held, own))
         return false;
     atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
-    if (!held) {
-        if (!atomic_load_explicit(&agent->control->awake, memory_order_relaxed))
-            atomic_store(&agent->control->awake, 1); /* before `ticking` is read */
+    if (woken && !held)
+        atomic_store(&agent->control->rung, 0); /* a full barrier before the rings are read */
+    else
+        announce(agent);
+    if (!held)
         watch_sockets(agent, false);
-    }
     return true;
-}
-
-static void forget(struct td__rpc_agent *agent, struct td__rpc_link *link)
-{
-    if (!link->local)
-        atomic_fetch_sub(&agent->socket_links, 1);
-    epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_DEL, link->fd, NULL);
-    pthread_mutex_lock(&agent->lock);
-    agent->by_id[link->id] = NULL;
-    pthread_mutex_unlock(&agent->lock);
-    td__agent_link_ended(link);
-}
-
-static bool add_links(struct td__rpc_agent *agent)
-{
-    struct td__rpc_link *link = atomic_exchange(&agent->new_links, NULL), *next;
-    bool added = link;
-    for (; link; link = next) {
-        next = link->next;
-        if (agent->link_count == agent->link_capacity) {
-            int capacity = agent->link_capacity ? 2 * agent->link_capacity : 16;
-            struct td__rpc_link **links = realloc(agent->links, sizeof *links * (size_t)capacity);
-            if (!links) {
-                forget(agent, link);
-                continue;
-            }
-            agent->links = links;
-            agent->link_capacity = capacity;
-        }
-        agent->links[agent->link_count++] = link;
-    }
-    return added;
-}
-
-/* The socket of a link has ended, its worker perhaps not: nothing is read until it has another one. False if there will
- * be none. */
-static bool suspend(struct td__rpc_agent *agent, struct td__rpc_link *link)
-{
-    epoll_ctl(link->local ? agent->epoll : agent->sockets, EPOLL_CTL_DEL, link->fd, NULL);
-    shutdown(link->fd, SHUT_RDWR);
-    pthread_mutex_lock(&link->write_lock);
-    link->stopped = true;
-    pthread_mutex_unlock(&link->write_lock);
-    atomic_store(&link->suspended, true);
-    return td__workers_resume(link);
-}
-
-static bool poll_sockets(struct td__rpc_agent *agent)
-{
-    struct epoll_event events[EVENTS];
-    int count = epoll_wait(agent->sockets, events, EVENTS, 0);
-    for (int i = 0; i < count; i++) {
-        pthread_mutex_lock(&agent->lock);
-        struct td__rpc_link *link = agent->by_id[events[i].data.u64];
-        pthread_mutex_unlock(&agent->lock);
-        if (link && events[i].events & EPOLLOUT)
-            td__link_flush(link);
-        if (link && events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-            atomic_store(&link->hup, true); /* there may be something to read */
-    }
-    return count > 0;
-}
-
-/* Reads and writes all links. True if there was something. */
-static bool poll_all(struct td__rpc_agent *agent)
-{
-    bool found = false, outer = td__io_must_not_wait;
-    td__io_must_not_wait = true;
-    if (atomic_load_explicit(&agent->new_links, memory_order_relaxed))
-        found = add_links(agent);
-    if (atomic_load_explicit(&agent->socket_links, memory_order_relaxed))
-        found |= poll_sockets(agent);
-    for (int i = 0; i < agent->link_count; i++) {
-        struct td__rpc_link *link = agent->links[i];
-        bool suspended = atomic_load_explicit(&link->suspended, memory_order_acquire);
-        if (atomic_load_explicit(&link->dead, memory_order_relaxed)) {
-            if (!suspended)
-                td__link_read(link); /* what has come before its worker was lost */
-            agent->links[i--] = agent->links[--agent->link_count];
-            forget(agent, link);
-            found = true;
-            continue;
-        }
-        if (suspended)
-            continue;
-        bool hup = atomic_load_explicit(&link->hup, memory_order_relaxed);
-        if (hup)
-            atomic_store(&link->hup, false);
-        if (hup || (link->local && td__byte_ring_has_bytes(&link->rings.in)))
-            found |= td__link_read(link);
-        if (link->local && (atomic_load_explicit(&link->blocked, memory_order_relaxed) ||
-                            atomic_load_explicit(&link->held_back, memory_order_relaxed)))
-            found |= td__link_flush(link);
-        if (hup && link->local)
-            link->broken = true; /* after its last bytes */
-        if (link->ended || (link->broken && !suspend(agent, link))) {
-            agent->links[i--] = agent->links[--agent->link_count];
-            forget(agent, link);
-            found = true;
-        }
-    }
-    if (atomic_load_explicit(&agent->presence_changed, memory_order_relaxed) &&
-        atomic_exchange(&agent->presence_changed, false))
-        td__workers_check(agent);
-    td__io_must_not_wait = outer;
-    return found;
-}
-
-/* Whether poll_all() would find something. */
-static bool has_news(struct td__rpc_agent *agent)
-{
-    for (int i = 0; i < agent->link_count; i++) {
-        struct td__rpc_link *link = agent->links[i];
-        if (atomic_load(&link->dead))
-            return true;
-        if (atomic_load(&link->suspended))
-            continue;
-        if (atomic_load(&link->hup))
-            return true;
-        if (link->local && (td__byte_ring_has_bytes(&link->rings.in) || td__link_has_room(link)))
-            return true;
-    }
-    return atomic_load(&agent->new_links) || atomic_load(&agent->presence_changed);
 }
 
 /* Gives the lead back, and lets other workers know that all sleep. False if there is something to do meanwhile, and
@@ -238,13 +130,13 @@ static bool go_to_sleep(struct td__rpc_agent *agent)
     atomic_store(&agent->missed, false);
     atomic_store(&agent->control->rung, 0);
     atomic_store(&agent->control->awake, 0);
-    if (!td__io_fence_before_sleep(agent) || has_news(agent)) {
+    if (!td__io_fence_before_sleep(agent) || td__io_has_news(agent)) {
         atomic_store(&agent->control->awake, 1);
         return false;
     }
     watch_sockets(agent, true);
     atomic_store(&agent->lead, 0);
-    return !atomic_load(&agent->missed) || !take_lead(agent, false);
+    return !atomic_load(&agent->missed) || !take_lead(agent, false, false);
 }
 
 /* Whether another process that is awake runs on this processor: it needs it, and a spin would only delay it. The kernel
@@ -265,10 +157,12 @@ static bool shares_processor(struct td__rpc_agent *agent)
            atomic_load_explicit(&agent->socket_links, memory_order_relaxed);
 }
 
-/* After a poll without success: false if the thread should sleep. The clock costs more than a poll. */
-static bool poll_again(struct td__rpc_agent *agent, struct td__backoff *backoff, unsigned *polls)
+/* After a poll without success: false if the thread should sleep. The clock costs more than a poll. `rang`: see
+ * td__io_rang. */
+static bool poll_again(struct td__rpc_agent *agent, struct td__backoff *backoff, unsigned *polls,
+                       bool rang)
 {
-    if (++*polls % POLLS == 0 && !td__backoff(backoff, shares_processor(agent)))
+    if (++*polls % POLLS == 0 && !td__backoff(backoff, shares_processor(agent) || rang))
         return false;
     td__pause_processor();
     return true;
@@ -383,7 +277,11 @@ static bool run_and_lead(struct td__rpc_agent *agent, bool *found)
     atomic_store_explicit(&agent->running_since, now, memory_order_relaxed);
     atomic_store(&agent->lead, runs);
     do {
-        start_ticking(agent);
+        if (atomic_load_explicit(&agent->control->awake, memory_order_relaxed) ||
+            atomic_load_explicit(&agent->queued, memory_order_relaxed)) {
+            announce(agent);
+            start_ticking(agent);
+        }
         ended = run(agent, call, now);
         int64_t end = td__now_ns();
         if (ended.call && ended.call->entry)
@@ -418,17 +316,18 @@ static void lead(struct td__rpc_agent *agent)
     unsigned polls = 0;
     do {
         for (;;) {
-            bool found = poll_all(agent);
+            bool found = td__io_poll_links(agent);
             if (!run_and_lead(agent, &found)) {
                 run_queue(agent);
                 return;
             }
+            announce(agent);
             if (found)
                 backoff.begun = 0;
             else if (atomic_load_explicit(&agent->pollers, memory_order_relaxed)) {
                 yield_lead(agent);
                 return;
-            } else if (atomic_load(&agent->stopping) || !poll_again(agent, &backoff, &polls))
+            } else if (atomic_load(&agent->stopping) || !poll_again(agent, &backoff, &polls, false))
                 break;
         }
     } while (!go_to_sleep(agent));
@@ -455,10 +354,10 @@ static bool tick(struct td__rpc_agent *agent)
 static bool take_event(struct td__rpc_agent *agent, const struct epoll_event *event)
 {
     uint64_t count, id = event->data.u64;
-    if (id == EVENT_ID || id == TIMER_ID || id == DEADLINE_ID) {
-        int fd = id == EVENT_ID   ? agent->event
-                 : id == TIMER_ID ? agent->timer
-                                  : agent->deadline_timer;
+    if (id == EVENT_ID)
+        return false; /* not read: it is edge-triggered, so every write is an event, and its count never overflows */
+    if (id == TIMER_ID || id == DEADLINE_ID) {
+        int fd = id == TIMER_ID ? agent->timer : agent->deadline_timer;
         bool there = read(fd, &count, sizeof count) > 0;
         if (id == DEADLINE_ID)
             td__calls_expire(agent);
@@ -478,6 +377,7 @@ static void *serve_all(void *arg)
 {
     struct td__rpc_agent *agent = arg;
     td__io_must_not_wait = true;
+    td__incoming_begin_thread();
     while (!atomic_load(&agent->stopping)) {
         struct epoll_event events[EVENTS];
         bool ticked = false, led = false;
@@ -488,11 +388,15 @@ static void *serve_all(void *arg)
             ticked |= take_event(agent, &events[i]);
         bool take_over = ticked && tick(agent);
         if (!ticked || take_over || count > 1) {
-            led = take_lead(agent, take_over);
+            /* The sockets of links to other hosts wake no thread while one leads: the timer has to tick. */
+            bool woken = !ticked && !atomic_load(&agent->socket_links);
+            led = take_lead(agent, take_over, woken);
             if (!led) {
                 atomic_store(&agent->missed, true);
-                led = take_lead(agent, take_over);
+                led = take_lead(agent, take_over, woken);
             }
+            if (!led && !atomic_load(&agent->control->awake))
+                start_ticking(agent); /* see above */
         }
         if (led)
             lead(agent);
@@ -500,6 +404,7 @@ static void *serve_all(void *arg)
             run_queue(agent);
     }
     td__io_wake(agent); /* the next thread ends, too */
+    td__incoming_end_thread();
     return NULL;
 }
 
@@ -554,17 +459,17 @@ void td__io_end_wait(struct td__rpc_agent *agent)
 
 /* Leads until the future is complete, the deadline, or there has been nothing to do for a while. */
 static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline,
-                     struct td__backoff *backoff, bool ran)
+                     struct td__backoff *backoff, bool ran, bool rang)
 {
     unsigned polls = 0;
     while (!td__future_is_complete(future)) {
-        if (poll_all(agent)) {
+        if (td__io_poll_links(agent)) {
             backoff->begun = 0;
             if (atomic_load(&agent->queued))
                 td__io_wake(agent);
             if (!td__future_is_complete(future) && td__deadline_passed(deadline))
                 break;
-        } else if (!poll_again(agent, backoff, &polls)) {
+        } else if (!poll_again(agent, backoff, &polls, rang)) {
             break;
         }
     }
@@ -582,12 +487,17 @@ static void lead_for(struct td__rpc_agent *agent, const td_future *future, td__d
 
 void td__io_poll(struct td__rpc_agent *agent, const td_future *future, td__deadline deadline)
 {
-    struct td__backoff backoff = {.yield_ns = WAIT_NS};
+    bool rang = td__io_rang && !agent->oversubscribed;
+    struct td__backoff backoff = {.yield_ns = rang ? WAKE_NS : WAIT_NS};
+    td__io_rang = false;
+    if (rang)
+        start_ticking(
+            agent); /* yield_lead() needs that; now it takes no time, since the callee is being woken */
     atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
     while (!td__future_is_complete(future)) {
         bool ran = atomic_load(&agent->lead) == (this_thread() | RUNS);
-        if (take_lead(agent, true)) {
-            lead_for(agent, future, deadline, &backoff, ran);
+        if (take_lead(agent, true, false)) {
+            lead_for(agent, future, deadline, &backoff, ran, rang);
             break;
         }
         if (!td__backoff(&backoff, agent->oversubscribed || agent->pinned))
@@ -672,7 +582,7 @@ void td__io_stop(struct td__rpc_agent *agent)
 
 void td__io_close(struct td__rpc_agent *agent)
 {
-    add_links(agent);
+    td__io_add_links(agent);
     for (int i = 0; i < agent->link_count; i++)
         td__link_release(agent->links[i]);
     for (struct td_rpc_call *call = agent->spare, *next; call; call = next) {

@@ -574,6 +574,8 @@ static bool read_ring(struct td__rpc_link *link)
     size_t size, all = 0;
     while (all < RING_STEP && !link->leaving && (size = td__byte_ring_peek(ring, &bytes))) {
         size = size < RING_STEP ? size : RING_STEP;
+        if (all)
+            td__byte_ring_prefetch(ring);
         if (!take(link, bytes, size)) {
             link->ended = true;
             return true;

@@ -372,16 +372,65 @@ static void refuse(struct td__incoming *incoming)
     incoming->text = strdup(td__error_text());
 }
 
+enum { SMALL_INCOMING = 192, SPARE_INCOMING = 128 };
+
+static _Thread_local struct {
+    bool keeps;
+    int count;
+    struct td__incoming *first; /* all with room for SMALL_INCOMING bytes */
+} spare;
+
+void td__incoming_begin_thread(void)
+{
+    spare.keeps = true;
+}
+
+void td__incoming_end_thread(void)
+{
+    for (struct td__incoming *next; spare.first; spare.first = next) {
+        next = spare.first->next;
+        free(spare.first);
+    }
+    spare.keeps = false;
+    spare.count = 0;
+}
+
+/* Memory for a message of `size` bytes; *capacity is at least that. */
+static struct td__incoming *take_memory(size_t size, size_t *capacity)
+{
+    struct td__incoming *incoming = spare.first;
+    *capacity = size < SMALL_INCOMING ? SMALL_INCOMING : size;
+    if (!incoming || size > SMALL_INCOMING)
+        return malloc(sizeof *incoming + *capacity);
+    spare.first = incoming->next;
+    spare.count--;
+    return incoming;
+}
+
+static void give_memory(struct td__incoming *incoming)
+{
+    if (!spare.keeps || incoming->capacity != SMALL_INCOMING || spare.count == SPARE_INCOMING) {
+        free(incoming);
+        return;
+    }
+    incoming->next = spare.first;
+    spare.first = incoming;
+    spare.count++;
+}
+
 struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
                                          const struct td__message_header *header, size_t max)
 {
-    size_t size = (size_t)header->records + header->body;
+    size_t size = (size_t)header->records + header->body, capacity;
     bool fits = size <= max;
-    struct td__incoming *incoming = malloc(sizeof *incoming + (fits ? size : 0));
+    struct td__incoming *incoming = take_memory(fits ? size : 0, &capacity);
     if (!incoming)
         return NULL;
-    *incoming = (struct td__incoming){
-        .agent = agent, .from = from, .header = *header, .bytes = (uint8_t *)(incoming + 1)};
+    *incoming = (struct td__incoming){.agent = agent,
+                                      .from = from,
+                                      .header = *header,
+                                      .bytes = (uint8_t *)(incoming + 1),
+                                      .capacity = capacity};
     if (!fits) {
         td_fail(TD_ERR_INVALID, "a message of %zu bytes without its tensors; the limit is %zu",
                 size, max);
@@ -612,5 +661,5 @@ void td__incoming_free(struct td__incoming *incoming)
     free(incoming->recorded);
     free(incoming->devices);
     free(incoming->text);
-    free(incoming);
+    give_memory(incoming);
 }

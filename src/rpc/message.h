@@ -150,6 +150,7 @@ struct td__incoming {
     int from;
     struct td__message_header header;
     uint8_t *bytes;      /* records and body */
+    size_t capacity;     /* for them */
     size_t have;         /* of them */
     td_tensor **tensors; /* NULL until records and body are there */
     size_t *sizes;       /* of their elements that are inline */
@@ -167,6 +168,11 @@ struct td__incoming {
     td__deadline deadline; /* of a request */
     bool *taken;           /* the references that were taken from it; NULL: none */
 };
+
+/** A thread between these two keeps the memory of small messages that it frees for the next ones: a thread of the agent
+ *  reads up to a ring of calls before it runs and frees them, more than malloc() keeps for a thread. */
+void td__incoming_begin_thread(void);
+void td__incoming_end_thread(void);
 
 /** Begins a message after its header. */
 struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,

@@ -16,7 +16,10 @@
 enum {
     PIECE = 512 * 1024,
     LEAST = 4 * 1024 * 1024, /* bytes that are worth waking a thread for */
-    MOST_HELPERS = 2,        /* more need the bandwidth of more than one chip's cores */
+    MOST_HELPERS = 2,        /* most of the bandwidth that a few cores have */
+    MORE_HELPERS =
+        4,          /* on a large host: its memory has more channels, one core no more bandwidth */
+    LARGE_HOST = 8, /* processors that the workers leave free */
 };
 
 struct copy {
@@ -80,15 +83,25 @@ static int count_helpers(struct td__rpc_agent *agent, size_t bytes)
     if (bytes < LEAST || wanted >= 0)
         return bytes < LEAST ? 0 : wanted;
     int near = atomic_load_explicit(&agent->near, memory_order_relaxed);
-    int helpers = near > 0 ? (td__processors() - near) / near : 0;
-    return helpers < MOST_HELPERS ? helpers : MOST_HELPERS;
+    int left = td__processors() - near, most = left >= LARGE_HOST ? MORE_HELPERS : MOST_HELPERS;
+    int helpers = near > 0 ? left / near : 0;
+    return helpers < most ? helpers : most;
+}
+
+/* Ordinary stores read the target first, and move what the caches had of other data to memory. That pays only if the copy
+ * stays in the caches until it is read: the third level is shared by all processors of the chip, of which a virtual
+ * machine may have few. */
+static bool exceeds_caches(size_t bytes)
+{
+    size_t share = td__cache_bytes(3) / 4, own = 8 * td__cache_bytes(2);
+    return bytes > (share < own ? share : own);
 }
 
 void td__rpc_copy(void *arg, void *to, const void *from, size_t bytes)
 {
     struct td__rpc_agent *agent = arg;
     int helpers = count_helpers(agent, bytes);
-    bool nontemporal = bytes > td__cache_bytes(3) / 4;
+    bool nontemporal = exceeds_caches(bytes);
     struct copy *copy = helpers > 0 ? malloc(sizeof *copy) : NULL;
     if (!copy) {
         td__copy_bytes(to, from, bytes, nontemporal);

@@ -6,6 +6,7 @@
  *     link.c        a link to one of them: a socket, and rings in shared memory on one host
  *     link_resume.c a link whose socket has ended goes on over another one
  *     io.c          which thread reads the links, and which runs functions
+ *     agent_poll.c  reading and writing all links
  *     agent_wake.c  how an agent that sleeps is woken
  *     rpc_calls.c   calls that this worker has made and that are not complete
  *     serve.c       calls that other workers have made to this one
@@ -448,10 +449,25 @@ void td__io_run(struct td__rpc_agent *agent, struct td_rpc_call *call);
 /** Whether this thread must not wait for a future: it reads links, or handles events. */
 extern _Thread_local bool td__io_must_not_wait;
 
+/* ---- agent_poll.c, on the thread that leads -------------------------------------------------- */
+
+/** Takes the links that were opened since; true if there are some. */
+bool td__io_add_links(struct td__rpc_agent *agent);
+
+/** Reads and writes all links. True if there was something. */
+bool td__io_poll_links(struct td__rpc_agent *agent);
+
+/** Whether td__io_poll_links() would find something. */
+bool td__io_has_news(struct td__rpc_agent *agent);
+
 /* ---- agent_wake.c ---------------------------------------------------------------------------- */
 
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
+
+/** This thread has woken an agent since it last waited for a future. The kernel may put the woken thread on the processor
+ *  of this one, where it runs as soon as this one yields: so the wait does so at once, and does not spin before. */
+extern _Thread_local bool td__io_rang;
 
 /** Once, when `control` is there. */
 void td__io_register_barriers(struct td__rpc_agent *agent);
