@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
@@ -50,6 +51,19 @@ static int number_of(const char *variable, int otherwise)
 {
     const char *text = getenv(variable);
     return text && *text ? atoi(text) : otherwise;
+}
+
+void fake_jitter(void)
+{
+    static _Thread_local unsigned seed;
+    int most = number_of("FAKE_NCCL_JITTER", 0);
+    if (!most)
+        return;
+    if (!seed)
+        seed = (unsigned)getpid() * 2654435761U ^ (unsigned)(uintptr_t)&seed >> 4 ^
+               (unsigned)time(NULL);
+    long ns = rand_r(&seed) % most * 1000L;
+    nanosleep(&(struct timespec){ns / 1000000000, ns % 1000000000}, NULL);
 }
 
 #define FUNCTION(name, arguments)                                                                  \
@@ -112,6 +126,7 @@ static void release(struct fake_comm *comm)
 FUNCTION(ncclCommInitRankConfig,
          (struct fake_comm * *out, int size, struct id id, int rank, struct config *config))
 {
+    fake_jitter();
     const char *directory = getenv("FAKE_NCCL_DIR");
     struct fake_comm *comm = calloc(1, sizeof *comm);
     if (!comm || !directory || size > RANKS || config->magic != 0xcafebeef || config->blocking ||
@@ -143,6 +158,7 @@ static int enqueue(struct fake_job *job)
 
 FUNCTION(ncclCommGetAsyncError, (struct fake_comm * comm, int *state))
 {
+    fake_jitter();
     *state = atomic_load(&failure);
     if (*state)
         return SUCCESS;
@@ -278,12 +294,14 @@ static int start_jobs(void)
 
 FUNCTION(ncclGroupStart, (void))
 {
+    fake_jitter();
     depth++;
     return SUCCESS;
 }
 
 FUNCTION(ncclGroupEnd, (void))
 {
+    fake_jitter();
     return --depth ? SUCCESS : start_jobs();
 }
 

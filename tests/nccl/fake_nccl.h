@@ -4,6 +4,7 @@
  *     FAKE_NCCL_DIR        where these files are; required
  *     FAKE_NCCL_VERSION    what ncclGetVersion() returns; 22809
  *     FAKE_NCCL_SLOW       how often ncclCommGetAsyncError() says ncclInProgress after each group call; 0
+ *     FAKE_NCCL_JITTER     each call, and each operation on a stream, first waits up to so many microseconds; 0
  *
  * It behaves as NCCL does where that is unpleasant: an operation waits on the stream until its ranks have called it, or
  * for ever; ranks that call different operations wait for ever; different counts end with a wrong result; a call on a

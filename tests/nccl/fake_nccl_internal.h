@@ -82,6 +82,9 @@ extern const struct fake_device *fake_device;
 
 size_t fake_type_size(int type);
 
+/** Waits for a random time, if the environment says so. */
+void fake_jitter(void);
+
 /** acc = acc op other; scales by a factor; divides by the number of ranks. */
 void fake_combine(void *acc, const void *other, size_t count, int type, int op);
 void fake_scale(void *data, size_t count, int type, double factor);

@@ -299,8 +299,13 @@ RANKS(an_error_that_comes_later, .ranks = 2, .deadline_s = 60)
 
 /* ---- Threads --------------------------------------------------------------------------------------------------- */
 
+/* Has a stream of its own: on the default stream, which all threads share, a message would wait for the collectives
+ * that another thread has called before it, and collectives for messages, and the ranks may do so in different orders. */
 static void *exchange(void *arg)
 {
+    td_stream *stream = td_stream_create(nccl_device(), 0);
+    CHECK(stream);
+    TD_STREAM_SCOPE(stream);
     int peer = 1 - td_get_rank(NULL);
     td_tensor *x = ones(100), *y = ones(100);
     (void)arg;
@@ -316,11 +321,14 @@ static void *exchange(void *arg)
     CHECK_EQ(nccl_sum(y), 100);
     td_tensor_release(x);
     td_tensor_release(y);
+    td_stream_release(stream);
     return NULL;
 }
 
+/* The random pauses of the fake mix the calls of the threads, on each rank otherwise. */
 RANKS(messages_beside_collectives, .ranks = 2, .deadline_s = 60)
 {
+    setenv("FAKE_NCCL_JITTER", "200", 0);
     nccl_begin(600000);
     td_tensor *x = warm_up();
     pthread_t threads[2];
