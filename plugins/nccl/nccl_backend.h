@@ -80,7 +80,9 @@ struct nccl_channel {
     int source, target; /* of messages; -1: collectives */
     enum nccl_state state;
     struct nccl_comm *comm;
-    struct nccl_comm *dying; /* the worker's: to be aborted */
+    struct nccl_comm *dying; /* the worker's: to be aborted … */
+    pthread_t aborter;       /* … by this thread */
+    bool is_aborting;
     struct nccl_list queue, issued;
     td_stream *stream;       /* of the last call */
     uint64_t enqueued, done; /* calls; those that the device has run */

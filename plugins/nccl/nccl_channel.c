@@ -84,9 +84,13 @@ static td_status fail_result(const struct nccl_channel *channel, const td_call *
     char what[160], text[600];
     if (result < 0)
         return td_last_status();
-    return td_fail(result == NCCL_REMOTE_ERROR ? TD_ERR_PEER : TD_ERR_SYSTEM, "%s: %s: %s",
+    bool refuses = result == NCCL_INVALID_USAGE && !call;
+    return td_fail(result == NCCL_REMOTE_ERROR ? TD_ERR_PEER : TD_ERR_SYSTEM, "%s: %s: %s%s",
                    describe(channel, call, what), nccl.name,
-                   nccl_result_text(result, channel->comm, text, sizeof text));
+                   nccl_result_text(result, channel->comm, text, sizeof text),
+                   refuses ? "; NCCL takes one rank for each GPU: a group whose ranks share one "
+                             "needs the backends \"cpu:native,cuda:native\""
+                           : "");
 }
 
 /* ---- Enqueueing -------------------------------------------------------------------------------------- */

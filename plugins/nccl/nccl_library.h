@@ -11,6 +11,7 @@
 
 enum nccl_result {
     NCCL_OK = 0,
+    NCCL_INVALID_USAGE = 5,
     NCCL_REMOTE_ERROR = 6,
     NCCL_IN_PROGRESS = 7,
 };

@@ -68,19 +68,42 @@ static bool lock_in_time(struct nccl_group *group)
     return pthread_mutex_timedlock(&group->lock, &until) == 0;
 }
 
+static void *abort_comm(void *comm)
+{
+    nccl.ncclCommAbort(comm);
+    return NULL;
+}
+
+/* Aborting frees memory of the device, which waits for all that the device runs, also for another communicator's
+ * operations: one after another, the first might wait for ever. So each has a thread. */
+static void abort_together(struct nccl_channel *first)
+{
+    for (struct nccl_channel *channel = first; channel; channel = channel->next)
+        channel->is_aborting = channel->dying &&
+                               !pthread_create(&channel->aborter, NULL, abort_comm, channel->dying);
+    for (struct nccl_channel *channel = first; channel; channel = channel->next) {
+        if (channel->is_aborting)
+            pthread_join(channel->aborter, NULL);
+        else if (channel->dying)
+            abort_comm(channel->dying);
+        channel->is_aborting = false;
+        channel->dying = NULL;
+    }
+}
+
 /* A thread waits in NCCL, for room in a stream that does not run: this makes room. Without ncclCommRevoke() the
  * communicator is freed under it, which only a rank that has failed already risks. */
 static void free_blocked_thread(struct nccl_group *group)
 {
     for (struct nccl_channel *channel = group->channels; channel; channel = channel->next) {
-        struct nccl_comm *comm = channel->comm;
-        if (comm && nccl.ncclCommRevoke) {
-            nccl.ncclCommRevoke(comm, 0);
-        } else if (comm) {
+        if (channel->comm && nccl.ncclCommRevoke) {
+            nccl.ncclCommRevoke(channel->comm, 0);
+        } else if (channel->comm) {
+            channel->dying = channel->comm;
             channel->comm = NULL;
-            nccl.ncclCommAbort(comm);
         }
     }
+    abort_together(group->channels);
     pthread_mutex_lock(&group->lock);
 }
 
@@ -101,9 +124,7 @@ static void abort_all(struct nccl_group *group)
     }
     pthread_mutex_unlock(&group->lock);
     nccl_complete(group, &done);
-    for (struct nccl_channel *channel = first; channel; channel = channel->next)
-        if (channel->dying)
-            nccl.ncclCommAbort(channel->dying);
+    abort_together(first);
 }
 
 /* ---- Watching -------------------------------------------------------------------------------------- */

@@ -27,6 +27,7 @@ struct config {
 
 const struct fake_device *fake_device;
 static atomic_int live, failure;
+static atomic_int running; /* jobs on streams, of all communicators */
 
 API fake_use_fn fake_nccl_use;
 API fake_fail_fn fake_nccl_fail;
@@ -152,6 +153,8 @@ FUNCTION(ncclCommInitRankConfig,
 static int enqueue(struct fake_job *job)
 {
     atomic_fetch_add(&job->comm->pending, 1);
+    atomic_fetch_add(&running, 1);
+    job->is_enqueued = true;
     return fake_device->enqueue(job->stream, fake_run_job, fake_drop_job, job) ? SYSTEM_ERROR
                                                                                : SUCCESS;
 }
@@ -195,12 +198,25 @@ FUNCTION(ncclCommDestroy, (struct fake_comm * comm))
     return SUCCESS;
 }
 
+/* Memory of a GPU is freed when that has run everything; that this is in vain is an error of the caller. */
+static void await_streams(void)
+{
+    for (int i = 0; atomic_load(&running); i++) {
+        if (i == 5000) {
+            fprintf(stderr, "fake NCCL: ncclCommAbort() waits for other communicators\n");
+            abort();
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
 FUNCTION(ncclCommAbort, (struct fake_comm * comm))
 {
     atomic_store(&comm->aborted, true);
     if (comm->deferred)
         fake_drop_job(&(struct fake_job *){comm->deferred});
     comm->deferred = NULL;
+    await_streams();
     release(comm);
     return SUCCESS;
 }
@@ -253,7 +269,10 @@ void fake_drop_job(void *arg)
             fake_device->drop(op->out);
         free(op);
     }
-    atomic_fetch_sub(&job->comm->pending, 1);
+    if (job->is_enqueued) {
+        atomic_fetch_sub(&job->comm->pending, 1);
+        atomic_fetch_sub(&running, 1);
+    }
     release(job->comm);
     free(job);
 }

@@ -8,7 +8,8 @@
  *
  * It behaves as NCCL does where that is unpleasant: an operation waits on the stream until its ranks have called it, or
  * for ever; ranks that call different operations wait for ever; different counts end with a wrong result; a call on a
- * communicator that is in progress, or freed, is an error of the caller. */
+ * communicator that is in progress, or freed, is an error of the caller; ncclCommAbort() waits for the streams, also of
+ * other communicators. */
 #ifndef TANDEM_TESTS_FAKE_NCCL_H
 #define TANDEM_TESTS_FAKE_NCCL_H
 

@@ -75,6 +75,7 @@ struct fake_job {
     struct fake_job *next;
     struct fake_comm *comm;
     void *stream;
+    bool is_enqueued;
     struct fake_op *ops, **end;
 };
 

@@ -15,7 +15,8 @@ void nccl_choose(const char *variant);
 bool nccl_is_real(void);
 void nccl_needs_fake(void);
 
-/** Loads the plug-in, and the device into the fake NCCL. */
+/** The device, also for the fake NCCL; with the plug-in. */
+void nccl_prepare(void);
 void nccl_load(void);
 
 /** nccl_load(), and the world; ends it, and checks that no communicator is left. */
