@@ -7,7 +7,8 @@
  *     submit()  --queue-->  channel  --NCCL-->  stream of the device
  *
  * A call is enqueued by the thread that submits it, if the communicator is ready, and else by the worker, which creates
- * communicators, completes what NCCL has not enqueued at once, watches what is enqueued (nccl_watchdog.c), and aborts.
+ * communicators, completes what NCCL has not enqueued at once, watches what is enqueued (nccl_watchdog.c), and aborts
+ * (nccl_abort.c).
  *
  * Locks. group->lock guards channels and queues, and is held during calls of NCCL on communicators. group->wake_lock
  * guards the failure and the wake-up of the worker, so that abort() does not wait for a thread that NCCL blocks; no lock
@@ -184,6 +185,9 @@ void nccl_note_failure(struct nccl_group *group, td_status status);
 
 /** TD_OK, or that failure. */
 td_status nccl_failure(const struct nccl_group *group);
+
+/** Aborts everything, once, on the worker (nccl_abort.c). */
+void nccl_abort_all(struct nccl_group *group);
 
 /* ---- The log of messages (nccl_message_log.c) ------------------------------------------------------- */
 
