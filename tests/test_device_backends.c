@@ -157,7 +157,7 @@ RANKS(a_default_that_differs, .ranks = 2)
     } else {
         CHECK_OK(td_barrier(NULL, NULL));
         CHECK_FAILS(td_all_reduce(x, TD_SUM, NULL, NULL), TD_ERR_MISMATCH,
-                    "has backend \"native\" for toy, but another rank has \"mine\"");
+                    "has backend \"native\" for toy, but rank 0 has \"mine\"");
     }
     td_tensor_release(x);
     td_destroy_process_group(); /* the ranks have made different calls */

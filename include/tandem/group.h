@@ -83,7 +83,8 @@ typedef struct td_work td_work;
 
 typedef struct td_init_options {
     const char *backend;     /* NULL: "native", and for each kind of device the backend that is
-                                registered for it; see td_get_backend() */
+                                registered for it, for CUDA "nccl" if it is there (docs/nccl.md);
+                                see td_get_backend() */
     const char *init_method; /* a URL of rendezvous.h; NULL: from the environment */
     int64_t timeout_ms;      /* of the world's operations; 0: 1800 s */
     int world_size;          /* 0 (or -1): from the URL or the environment */

@@ -7,7 +7,8 @@
  *     submit()  --queue-->  channel  --NCCL-->  stream of the device
  *
  * A call is enqueued by the thread that submits it, if the communicator is ready, and else by the worker, which creates
- * communicators, completes what NCCL has not enqueued at once, watches what is enqueued (nccl_watchdog.c), and aborts.
+ * communicators, completes what NCCL has not enqueued at once, watches what is enqueued (nccl_watchdog.c), and aborts
+ * (nccl_abort.c).
  *
  * Locks. group->lock guards channels and queues, and is held during calls of NCCL on communicators. group->wake_lock
  * guards the failure and the wake-up of the worker, so that abort() does not wait for a thread that NCCL blocks; no lock
@@ -80,7 +81,9 @@ struct nccl_channel {
     int source, target; /* of messages; -1: collectives */
     enum nccl_state state;
     struct nccl_comm *comm;
-    struct nccl_comm *dying; /* the worker's: to be aborted */
+    struct nccl_comm *dying; /* the worker's: to be aborted … */
+    pthread_t aborter;       /* … by this thread */
+    bool is_aborting;
     struct nccl_list queue, issued;
     td_stream *stream;       /* of the last call */
     uint64_t enqueued, done; /* calls; those that the device has run */
@@ -154,6 +157,12 @@ void *nccl_stream(const struct nccl_group *group, td_stream *stream);
 /** The channel of a call, created if there is none; NULL, with td_fail(). With the lock. */
 struct nccl_channel *nccl_channel_of(struct nccl_group *group, const td_call *call);
 
+/** Adds a channel; -1, -1: that of the collectives. NULL, with td_fail(). With the lock. */
+struct nccl_channel *nccl_channel_add(struct nccl_group *group, int source, int target);
+
+/** td_fail() for a result of NCCL, in a call or in the life of the communicator, NULL. */
+td_status nccl_fail_result(const struct nccl_channel *channel, const td_call *call, int result);
+
 /** Enqueues what can be enqueued; calls that are over are added to `done`. With the lock. */
 void nccl_channel_pump(struct nccl_channel *channel, struct nccl_list *done);
 
@@ -182,6 +191,13 @@ void nccl_note_failure(struct nccl_group *group, td_status status);
 
 /** TD_OK, or that failure. */
 td_status nccl_failure(const struct nccl_group *group);
+
+/** Aborts everything, once, on the worker (nccl_abort.c). */
+void nccl_abort_all(struct nccl_group *group);
+
+/* ---- Splitting (nccl_split.c) ----------------------------------------------------------------------- */
+
+extern const td_backend_split nccl_split;
 
 /* ---- The log of messages (nccl_message_log.c) ------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
  * second may mean that ranks have made different calls, so the worker compares the calls with those of other ranks; that
  * the device is busy, or that another rank is late, is no failure, however long it takes.
  *
- * A group fails once. Then the worker aborts all its communicators, which ends what they run on the device. */
+ * A group fails once. Then the worker aborts all its communicators (nccl_abort.c). */
 #include "nccl_backend.h"
 
 #include <errno.h>
@@ -23,10 +23,7 @@
 #define FIRST_PAUSE_NS 50000LL
 #define LAST_PAUSE_NS 2000000LL
 
-enum {
-    COMPARED = 8,
-    LOCK_S = 1
-}; /* ranks at a time; how long a thread may be in NCCL before it counts as blocked */
+enum { COMPARED = 8 }; /* ranks at a time */
 
 /* ---- Failing -------------------------------------------------------------------------------------- */
 
@@ -58,52 +55,6 @@ td_status nccl_failure(const struct nccl_group *group)
 {
     int status = atomic_load_explicit(&group->failed, memory_order_acquire);
     return status ? td_fail((td_status)status, "%s", group->cause) : TD_OK;
-}
-
-static bool lock_in_time(struct nccl_group *group)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LOCK_S;
-    return pthread_mutex_timedlock(&group->lock, &until) == 0;
-}
-
-/* A thread waits in NCCL, for room in a stream that does not run: this makes room. Without ncclCommRevoke() the
- * communicator is freed under it, which only a rank that has failed already risks. */
-static void free_blocked_thread(struct nccl_group *group)
-{
-    for (struct nccl_channel *channel = group->channels; channel; channel = channel->next) {
-        struct nccl_comm *comm = channel->comm;
-        if (comm && nccl.ncclCommRevoke) {
-            nccl.ncclCommRevoke(comm, 0);
-        } else if (comm) {
-            channel->comm = NULL;
-            nccl.ncclCommAbort(comm);
-        }
-    }
-    pthread_mutex_lock(&group->lock);
-}
-
-static void abort_all(struct nccl_group *group)
-{
-    struct nccl_list done;
-    nccl_list_init(&done);
-    td_status status = nccl_failure(group);
-    td_backend_fail(group->context, status);
-    if (!lock_in_time(group))
-        free_blocked_thread(group);
-    group->cleaned = true;
-    struct nccl_channel *first = group->channels;
-    for (struct nccl_channel *channel = first; channel; channel = channel->next) {
-        channel->dying = channel->comm;
-        channel->comm = NULL;
-        nccl_channel_fail(channel, status, &done);
-    }
-    pthread_mutex_unlock(&group->lock);
-    nccl_complete(group, &done);
-    for (struct nccl_channel *channel = first; channel; channel = channel->next)
-        if (channel->dying)
-            nccl.ncclCommAbort(channel->dying);
 }
 
 /* ---- Watching -------------------------------------------------------------------------------------- */
@@ -198,20 +149,32 @@ static td_status compare_calls(struct nccl_channel *channel, uint64_t sequence, 
     return TD_OK;
 }
 
+/* Whether messages and collectives wait on the device at once, which may be for each other. */
+static bool both_wait(struct nccl_group *group)
+{
+    bool waits[2] = {false, false};
+    pthread_mutex_lock(&group->lock);
+    for (struct nccl_channel *channel = group->channels; channel; channel = channel->next)
+        waits[channel->source >= 0] |= channel->enqueued > channel->done;
+    pthread_mutex_unlock(&group->lock);
+    return waits[0] && waits[1];
+}
+
 static void warn(const struct nccl_channel *channel, int64_t since_ns, int64_t now)
 {
     const td_backend_context *context = channel->group->context;
-    int64_t age_s = (now - since_ns) / 1000000000;
+    char what[80];
     if (channel->source < 0)
-        td_log(TD_LOG_WARN, "group \"%s\": %s has not run collective #%llu after %lld s",
-               context->name, td_device_name(channel->group->device),
-               (unsigned long long)channel->watch.sequence, (long long)age_s);
+        snprintf(what, sizeof what, "collective #%llu",
+                 (unsigned long long)channel->watch.sequence);
     else
-        td_log(TD_LOG_WARN,
-               "group \"%s\": %s has not run a message from rank %d to rank %d after %lld s",
-               context->name, td_device_name(channel->group->device),
-               context->global_ranks[channel->source], context->global_ranks[channel->target],
-               (long long)age_s);
+        snprintf(what, sizeof what, "a message from rank %d to rank %d",
+                 context->global_ranks[channel->source], context->global_ranks[channel->target]);
+    td_log(TD_LOG_WARN, "group \"%s\": %s has not run %s after %lld s%s", context->name,
+           td_device_name(channel->group->device), what, (long long)((now - since_ns) / 1000000000),
+           both_wait(channel->group) ? "; messages and collectives both wait: they wait for each "
+                                       "other if ranks call them in different orders on one stream"
+                                     : "");
 }
 
 static td_status compare_messages(struct nccl_channel *channel)
@@ -362,7 +325,7 @@ static void *run_worker(void *arg)
             pause = look(group, &times, woken);
             continue;
         }
-        abort_all(group);
+        nccl_abort_all(group);
         while (sleep_until_woken(group, -1, &woken))
             continue;
         break;

@@ -25,7 +25,7 @@ enum { NAMED = 3 }; /* lost ranks in a text, at most */
 
 /* The number, from the lowest bit on: the reason (4 bits); with MIXED the kind of the collective (4), the rank in
  * it (24), its sequence number (32); with SHRINK the presence of a lost rank (4), the rank (24) and its wait
- * status (32), or 0. */
+ * status (32), or 0; with BACKENDS the other rank (24), behind 4 bits that are 0. */
 uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence)
 {
     return TD__ABORT_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
@@ -43,6 +43,11 @@ uint64_t td__abort_shrink(const td_group *group)
                    (uint64_t)(uint32_t)td__endpoint_wait_status(endpoint, rank) << 32;
     }
     return TD__ABORT_SHRINK;
+}
+
+uint64_t td__abort_backends(int rank)
+{
+    return TD__ABORT_BACKENDS | ((uint64_t)rank & 0xffffff) << 8;
 }
 
 /* The rank that shrinks the group may have noticed the loss before this one. */
@@ -80,6 +85,12 @@ static td_status explain(const td_group *group, int rank, uint64_t why)
                        (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
     if ((why & 15) == TD__ABORT_SHRINK)
         return explain_shrink(group, rank);
+    if ((why & 15) == TD__ABORT_BACKENDS)
+        return td_fail(
+            TD_ERR_MISMATCH,
+            "group \"%s\": rank %d and rank %d have different backends for memory of the "
+            "same kind of devices; the error of rank %d has both, and the reason",
+            group->name, rank, (int)(why >> 8 & 0xffffff), rank);
     return td_fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
                    td__endpoint_describe(group->root->endpoint, rank));
 }

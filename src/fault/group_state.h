@@ -205,9 +205,10 @@ enum { TD__TAG_ARRIVAL = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
 
 /* The reason of an abort, in the lowest bits of the number that ranks send each other. */
 enum {
-    TD__ABORT_CALLED, /* td_group_abort() */
-    TD__ABORT_MIXED,  /* a rank is in a monitored barrier, another one in a collective */
-    TD__ABORT_SHRINK, /* td_group_shrink() */
+    TD__ABORT_CALLED,   /* td_group_abort() */
+    TD__ABORT_MIXED,    /* a rank is in a monitored barrier, another one in a collective */
+    TD__ABORT_SHRINK,   /* td_group_shrink() */
+    TD__ABORT_BACKENDS, /* two ranks have different backends for a kind of devices */
 };
 
 /** The number for TD__ABORT_MIXED: this rank is in a monitored barrier, `rank` of the root is in the collective
@@ -216,6 +217,9 @@ uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence);
 
 /** The number for TD__ABORT_SHRINK, with a rank that is lost if this rank knows one. */
 uint64_t td__abort_shrink(const td_group *group);
+
+/** The number for TD__ABORT_BACKENDS: this rank has another one than `rank` of the root. */
+uint64_t td__abort_backends(int rank);
 
 /** Breaks the group with `status` and the last error, unless it is broken already. Aborts the backends with submit():
  *  what they have enqueued on a device would wait for other ranks for ever. */

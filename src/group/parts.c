@@ -1,13 +1,13 @@
 /* The backends of a group: one for host memory, and those of other kinds of devices.
  *
  *     chosen                  host        toy:0
- *     (nothing)               native      the backend registered for the kind, else native
+ *     (nothing)               native      the backend registered for the kind; cuda: nccl if it is there; else native
  *     "mine"                  mine        mine, if it takes that kind
  *     "cpu:mine,toy:native"   mine        native
  *     "cpu:mine,*:native"     mine        native, as for every kind that is not in the list
  *
- * A kind that is named in a list is prepared when the group is created; others in the first call on their memory. What
- * the ranks have registered may differ, so the first such call of a world compares the names through its store. */
+ * A kind that is named in a list is prepared when the group is created; others in the first call on their memory
+ * (default_backend.c for groups that have chosen nothing). */
 #include "base/fail.h"
 #include "device/device_internal.h"
 #include "group/process_group.h"
@@ -312,37 +312,6 @@ void td__parts_free(td_group *group)
 
 /* ---- A call on a device ---------------------------------------------------------------------------------- */
 
-/* In a world, the default backend of a kind must be the same on all ranks. The native one can do without the store. */
-static td_status agree(struct td__root *root, const char *kind,
-                       const struct td__backend_found *found)
-{
-    char key[256], entry[TD__KIND_NAME + 2];
-    td_bytes value = {0};
-    snprintf(entry, sizeof entry, "<%s>", kind);
-    pthread_mutex_lock(&root->lock);
-    bool agreed = root->size == 1 || strstr(root->agreed, entry);
-    pthread_mutex_unlock(&root->lock);
-    if (agreed)
-        return TD_OK;
-    snprintf(key, sizeof key, "\1kind/%.140s/%lld/%s", root->name, (long long)root->epoch, kind);
-    td_status status = td_store_compare_set(root->store, key, "", 0, found->name,
-                                            strlen(found->name), &value);
-    if (status)
-        return found->built_in ? TD_OK : status;
-    if (value.size != strlen(found->name) || memcmp(value.data, found->name, value.size) != 0)
-        status = td_fail(
-            TD_ERR_MISMATCH,
-            "rank %d has backend \"%s\" for %s, but another rank has \"%.*s\"; register "
-            "the same backends on all ranks, or choose one in the options of the group",
-            root->rank, found->name, kind, (int)value.size, (const char *)value.data);
-    td_bytes_free(&value);
-    pthread_mutex_lock(&root->lock);
-    if (!status && strlen(root->agreed) + sizeof entry < sizeof root->agreed)
-        strcat(root->agreed, entry);
-    pthread_mutex_unlock(&root->lock);
-    return status;
-}
-
 static td_status fail_kind(const td_group *group, const td_call *call)
 {
     const char *kind = td_device_kind(call->device);
@@ -365,28 +334,66 @@ static td_status find_other(td_group *group, const td_call *call, struct td__bac
     return fail_kind(group, call);
 }
 
-/* The backend of a kind in its first call. */
+/* The backend of a kind in its first call. *other: a rank that has another default. */
 static td_status find_for_kind(td_group *group, const td_call *call, const char *kind,
-                               struct td__backend_found *found)
+                               struct td__backend_found *found, int *other)
 {
-    if (!group->chosen) {
-        if (!td__backend_for_kind(kind, found))
-            TD_TRY(td__backend_find("native", found));
-        return agree(group->root, kind, found);
-    }
+    if (!group->chosen)
+        return td__default_backend(group, kind, found, other);
     if (strchr(group->chosen, ':'))
         return find_other(group, call, found);
     TD_TRY(td__backend_find(group->chosen, found));
     return td__backend_takes(found->ops, kind) ? TD_OK : fail_kind(group, call);
 }
 
+static struct td__part *part_of_kind(td_group *group, const char *kind)
+{
+    struct td__kind_part *at = atomic_load_explicit(&group->kinds, memory_order_acquire);
+    while (at && strcmp(at->kind, kind) != 0)
+        at = at->next;
+    return at ? at->part : NULL;
+}
+
 struct td__part *td__part_of_device(td_group *group, const td_device *device)
 {
-    struct td__kind_part *kind = atomic_load_explicit(&group->kinds, memory_order_acquire);
-    while (kind && strcmp(kind->kind, device->kind_name) != 0)
-        kind = kind->next;
-    return kind ? kind->part : NULL;
+    return part_of_kind(group, device->kind_name);
 }
+
+/* ---- td_group_split() ------------------------------------------------------------------------------------- */
+
+const struct td__kind_part *td__parts_splittable(td_group *group, const td_group_options *options)
+{
+    const struct td__kind_part *kind = atomic_load_explicit(&group->kinds, memory_order_acquire);
+    bool same = !options->backend || (group->chosen && !strcmp(options->backend, group->chosen));
+    while (kind && !(kind->part->ops->split && kind->part->ops->split->is_ready(kind->part->self)))
+        kind = kind->next;
+    return same ? kind : NULL;
+}
+
+td_status td__parts_adopt(td_group *group, const struct td__kind_part *from, void *made)
+{
+    const td_backend_ops *ops = from->part->ops;
+    struct td__backend_found found = {.ops = ops, .name = from->part->name};
+    td_status status = TD_OK;
+    if (!group)
+        return ops->split->adopt(NULL, made);
+    pthread_mutex_lock(&group->parts_lock);
+    struct td__part *part = part_of_kind(group, from->kind);
+    if (!part)
+        status = td__backend_find(found.name, &found);
+    if (!part && !status)
+        status = add_kind(group, from->kind, &found);
+    if (!part && !status)
+        part = part_of_kind(group, from->kind);
+    pthread_mutex_unlock(&group->parts_lock);
+    if (status || part->ops != ops) {
+        ops->split->adopt(NULL, made);
+        return status;
+    }
+    return ops->split->adopt(part->self, made);
+}
+
+/* ---- Streams ------------------------------------------------------------------------------------------------ */
 
 static struct td__part_streams *streams_of(struct td__part *part, const td_device *device, int lane)
 {
@@ -452,12 +459,17 @@ struct td__part *td__part_prepare(td_group *group, td_call *call)
     struct td__part *part = td__part_of_device(group, call->device);
     if (!part) {
         struct td__backend_found found;
+        int other = -1;
         pthread_mutex_lock(&group->parts_lock);
         part = td__part_of_device(group, call->device);
-        if (!part && !find_for_kind(group, call, call->device->kind_name, &found) &&
+        if (!part && !find_for_kind(group, call, call->device->kind_name, &found, &other) &&
             !add_kind(group, call->device->kind_name, &found))
             part = td__part_of_device(group, call->device);
         pthread_mutex_unlock(&group->parts_lock);
+        if (other >= 0) {
+            td__group_break(group, TD_ERR_MISMATCH); /* with the last error, which says more */
+            td__abort_own(group, td__abort_backends(other), true);
+        }
     }
     if (!part)
         return NULL;

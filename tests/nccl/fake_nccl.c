@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
@@ -25,11 +26,12 @@ struct config {
 };
 
 const struct fake_device *fake_device;
-static atomic_int live, failure;
+static atomic_int live, failure, splits;
+static atomic_int running; /* jobs on streams, of all communicators */
 
 API fake_use_fn fake_nccl_use;
 API fake_fail_fn fake_nccl_fail;
-API fake_live_fn fake_nccl_live;
+API fake_live_fn fake_nccl_live, fake_nccl_splits;
 
 void fake_nccl_use(const struct fake_device *device)
 {
@@ -46,10 +48,28 @@ int fake_nccl_live(void)
     return atomic_load(&live);
 }
 
+int fake_nccl_splits(void)
+{
+    return atomic_load(&splits);
+}
+
 static int number_of(const char *variable, int otherwise)
 {
     const char *text = getenv(variable);
     return text && *text ? atoi(text) : otherwise;
+}
+
+void fake_jitter(void)
+{
+    static _Thread_local unsigned seed;
+    int most = number_of("FAKE_NCCL_JITTER", 0);
+    if (!most)
+        return;
+    if (!seed)
+        seed = (unsigned)getpid() * 2654435761U ^ (unsigned)(uintptr_t)&seed >> 4 ^
+               (unsigned)time(NULL);
+    long ns = rand_r(&seed) % most * 1000L;
+    nanosleep(&(struct timespec){ns / 1000000000, ns % 1000000000}, NULL);
 }
 
 #define FUNCTION(name, arguments)                                                                  \
@@ -106,12 +126,35 @@ static void release(struct fake_comm *comm)
     atomic_fetch_sub(&live, 1);
 }
 
+/* Maps the file of its path; frees it on failure. */
+static bool attach(struct fake_comm *comm)
+{
+    comm->shared = map_file(comm->path);
+    if (!comm->shared) {
+        free(comm);
+        return false;
+    }
+    atomic_store(&comm->refs, 1);
+    atomic_fetch_add(&comm->shared->attached, 1);
+    atomic_fetch_add(&live, 1);
+    return true;
+}
+
+static bool has_joined(struct fake_comm *comm)
+{
+    comm->joined = atomic_load(&comm->shared->attached) == comm->size;
+    if (comm->joined && comm->rank == 0)
+        unlink(comm->path);
+    return comm->joined;
+}
+
 #ifdef FAKE_WITHOUT_CONFIG
 #define ncclCommInitRankConfig ncclHasAnotherName
 #endif
 FUNCTION(ncclCommInitRankConfig,
          (struct fake_comm * *out, int size, struct id id, int rank, struct config *config))
 {
+    fake_jitter();
     const char *directory = getenv("FAKE_NCCL_DIR");
     struct fake_comm *comm = calloc(1, sizeof *comm);
     if (!comm || !directory || size > RANKS || config->magic != 0xcafebeef || config->blocking ||
@@ -120,16 +163,10 @@ FUNCTION(ncclCommInitRankConfig,
         return INVALID_ARGUMENT;
     }
     snprintf(comm->path, sizeof comm->path, "%s/%.100s", directory, id.bytes);
-    comm->shared = map_file(comm->path);
-    if (!comm->shared) {
-        free(comm);
-        return SYSTEM_ERROR;
-    }
     comm->rank = rank;
     comm->size = size;
-    atomic_store(&comm->refs, 1);
-    atomic_fetch_add(&comm->shared->attached, 1);
-    atomic_fetch_add(&live, 1);
+    if (!attach(comm))
+        return SYSTEM_ERROR;
     *out = comm;
     return IN_PROGRESS;
 }
@@ -137,20 +174,55 @@ FUNCTION(ncclCommInitRankConfig,
 static int enqueue(struct fake_job *job)
 {
     atomic_fetch_add(&job->comm->pending, 1);
+    atomic_fetch_add(&running, 1);
+    job->is_enqueued = true;
     return fake_device->enqueue(job->stream, fake_run_job, fake_drop_job, job) ? SYSTEM_ERROR
                                                                                : SUCCESS;
 }
 
+/* The rank's place among those of its color: by keys, then by ranks. */
+static struct fake_comm *make_child(const struct fake_comm *comm)
+{
+    const int *colors = comm->shared->colors[comm->splits % 2];
+    const int *keys = comm->shared->keys[comm->splits % 2];
+    struct fake_comm *child = calloc(1, sizeof *child);
+    for (int r = 0; r < comm->size; r++) {
+        bool before = keys[r] < keys[comm->rank] || (keys[r] == keys[comm->rank] && r < comm->rank);
+        if (colors[r] == colors[comm->rank])
+            child->size++, child->rank += before;
+    }
+    snprintf(child->path, sizeof child->path, "%.400s.%d.%d", comm->path, (int)comm->splits,
+             colors[comm->rank]);
+    return attach(child) ? child : NULL;
+}
+
+static int go_on_splitting(struct fake_comm *comm)
+{
+    for (int r = 0; r < comm->size; r++)
+        if (atomic_load(&comm->shared->split[r]) < comm->splits)
+            return IN_PROGRESS;
+    bool in_none = comm->shared->colors[comm->splits % 2][comm->rank] < 0;
+    if (!in_none && !comm->child && !(comm->child = make_child(comm)))
+        return SYSTEM_ERROR;
+    if (!in_none && !has_joined(comm->child))
+        return IN_PROGRESS;
+    *comm->made = comm->child;
+    comm->child = NULL;
+    comm->made = NULL;
+    return SUCCESS;
+}
+
 FUNCTION(ncclCommGetAsyncError, (struct fake_comm * comm, int *state))
 {
+    fake_jitter();
     *state = atomic_load(&failure);
     if (*state)
         return SUCCESS;
     if (!comm->joined) {
-        comm->joined = atomic_load(&comm->shared->attached) == comm->size;
-        if (comm->joined && comm->rank == 0)
-            unlink(comm->path);
+        has_joined(comm);
         *state = IN_PROGRESS;
+    } else if (comm->made) {
+        *state = go_on_splitting(comm);
     } else if (comm->deferred && comm->polls-- > 0) {
         *state = IN_PROGRESS;
     } else if (comm->deferred) {
@@ -179,12 +251,25 @@ FUNCTION(ncclCommDestroy, (struct fake_comm * comm))
     return SUCCESS;
 }
 
+/* Memory of a GPU is freed when that has run everything; that this is in vain is an error of the caller. */
+static void await_streams(void)
+{
+    for (int i = 0; atomic_load(&running); i++) {
+        if (i == 5000) {
+            fprintf(stderr, "fake NCCL: ncclCommAbort() waits for other communicators\n");
+            abort();
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
 FUNCTION(ncclCommAbort, (struct fake_comm * comm))
 {
     atomic_store(&comm->aborted, true);
     if (comm->deferred)
         fake_drop_job(&(struct fake_job *){comm->deferred});
     comm->deferred = NULL;
+    await_streams();
     release(comm);
     return SUCCESS;
 }
@@ -237,7 +322,10 @@ void fake_drop_job(void *arg)
             fake_device->drop(op->out);
         free(op);
     }
-    atomic_fetch_sub(&job->comm->pending, 1);
+    if (job->is_enqueued) {
+        atomic_fetch_sub(&job->comm->pending, 1);
+        atomic_fetch_sub(&running, 1);
+    }
     release(job->comm);
     free(job);
 }
@@ -278,18 +366,21 @@ static int start_jobs(void)
 
 FUNCTION(ncclGroupStart, (void))
 {
+    fake_jitter();
     depth++;
     return SUCCESS;
 }
 
 FUNCTION(ncclGroupEnd, (void))
 {
+    fake_jitter();
     return --depth ? SUCCESS : start_jobs();
 }
 
 static int add(struct fake_comm *comm, void *stream, struct fake_op op, const void *in, void *out)
 {
-    if (!comm->joined || comm->deferred || comm->finalizing || atomic_load(&comm->aborted))
+    if (!comm->joined || comm->deferred || comm->made || comm->finalizing ||
+        atomic_load(&comm->aborted))
         return INVALID_USAGE;
     if (op.label.kind < SEND && op.in_bytes > AREA_BYTES)
         return INVALID_ARGUMENT;
@@ -370,6 +461,21 @@ FUNCTION(ncclRecv,
 }
 
 #ifndef FAKE_WITHOUT_NEWER
+FUNCTION(ncclCommSplit, (struct fake_comm * comm, int color, int key, struct fake_comm **made,
+                         struct config *config))
+{
+    fake_jitter();
+    if (!comm->joined || comm->deferred || comm->made || config)
+        return INVALID_USAGE;
+    comm->splits++;
+    comm->shared->colors[comm->splits % 2][comm->rank] = color;
+    comm->shared->keys[comm->splits % 2][comm->rank] = key;
+    comm->made = made;
+    atomic_store(&comm->shared->split[comm->rank], comm->splits);
+    atomic_fetch_add(&splits, color >= 0);
+    return IN_PROGRESS;
+}
+
 FUNCTION(ncclAlltoAll,
          (const void *in, void *out, size_t count, int type, struct fake_comm *comm, void *stream))
 {

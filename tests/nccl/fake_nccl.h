@@ -4,10 +4,12 @@
  *     FAKE_NCCL_DIR        where these files are; required
  *     FAKE_NCCL_VERSION    what ncclGetVersion() returns; 22809
  *     FAKE_NCCL_SLOW       how often ncclCommGetAsyncError() says ncclInProgress after each group call; 0
+ *     FAKE_NCCL_JITTER     each call, and each operation on a stream, first waits up to so many microseconds; 0
  *
  * It behaves as NCCL does where that is unpleasant: an operation waits on the stream until its ranks have called it, or
  * for ever; ranks that call different operations wait for ever; different counts end with a wrong result; a call on a
- * communicator that is in progress, or freed, is an error of the caller. */
+ * communicator that is in progress, or freed, is an error of the caller; ncclCommAbort() waits for the streams, also of
+ * other communicators. */
 #ifndef TANDEM_TESTS_FAKE_NCCL_H
 #define TANDEM_TESTS_FAKE_NCCL_H
 
@@ -27,7 +29,9 @@ struct fake_device {
 /* Symbols of the library, for dlsym(). */
 typedef void fake_use_fn(const struct fake_device *device); /* "fake_nccl_use" */
 typedef void
-fake_fail_fn(int result);       /* "fake_nccl_fail": reported by all communicators from now on */
-typedef int fake_live_fn(void); /* "fake_nccl_live": communicators that were not freed */
+fake_fail_fn(int result); /* "fake_nccl_fail": reported by all communicators from now on */
+typedef int fake_live_fn(
+    void); /* "fake_nccl_live": communicators that were not freed; "fake_nccl_splits": those that
+                                   ncclCommSplit() has made */
 
 #endif

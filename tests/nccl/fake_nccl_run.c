@@ -243,6 +243,7 @@ static void run_messages(struct fake_job *job)
 td_status fake_run_job(void *arg)
 {
     struct fake_job *job = *(struct fake_job **)arg;
+    fake_jitter();
     for (struct fake_op *op = job->ops; op; op = op->next) {
         if (op->label.kind >= SEND)
             continue;

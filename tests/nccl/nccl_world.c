@@ -67,7 +67,7 @@ const char *nccl_backends(void)
 }
 
 /* All ranks on one GPU: NCCL must take them for ranks of several hosts. */
-static void load_real(void)
+static void prepare_real(void)
 {
     char rank[16];
     const char *library = getenv("NCCL_TEST_SO");
@@ -78,7 +78,6 @@ static void load_real(void)
     if (library && *library)
         setenv("TANDEM_NCCL_SO", library, 1);
     CHECK_OK(td_load_plugin("cuda"));
-    CHECK_OK(td_load_plugin("nccl"));
 }
 
 void nccl_choose(const char *variant)
@@ -93,20 +92,25 @@ void nccl_choose(const char *variant)
     setenv("FAKE_NCCL_DIR", td_test_temp_dir(), 1);
 }
 
-void nccl_load(void)
+void nccl_prepare(void)
 {
     if (nccl_is_real()) {
-        load_real();
+        prepare_real();
         return;
     }
     if (!getenv("TANDEM_NCCL_SO"))
         nccl_choose(NULL);
     CHECK_OK(toy_register());
     toy_set_delay(20);
-    CHECK_OK(td_load_plugin("nccl"));
     fake = dlopen(getenv("TANDEM_NCCL_SO"), RTLD_NOW | RTLD_LOCAL);
     CHECK(fake);
     ((fake_use_fn *)dlsym(fake, "fake_nccl_use"))(&device);
+}
+
+void nccl_load(void)
+{
+    nccl_prepare();
+    CHECK_OK(td_load_plugin("nccl"));
 }
 
 void nccl_begin(int64_t timeout_ms)
@@ -119,6 +123,11 @@ void nccl_begin(int64_t timeout_ms)
 int nccl_fake_live(void)
 {
     return fake ? ((fake_live_fn *)dlsym(fake, "fake_nccl_live"))() : 0;
+}
+
+int nccl_fake_splits(void)
+{
+    return fake ? ((fake_live_fn *)dlsym(fake, "fake_nccl_splits"))() : 0;
 }
 
 void nccl_fake_fail(int result)

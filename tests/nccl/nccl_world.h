@@ -15,7 +15,8 @@ void nccl_choose(const char *variant);
 bool nccl_is_real(void);
 void nccl_needs_fake(void);
 
-/** Loads the plug-in, and the device into the fake NCCL. */
+/** The device, also for the fake NCCL; with the plug-in. */
+void nccl_prepare(void);
 void nccl_load(void);
 
 /** nccl_load(), and the world; ends it, and checks that no communicator is left. */
@@ -35,5 +36,6 @@ const char *nccl_backends(void);
 /** Functions of the fake, see fake_nccl.h; 0 communicators of the real one. */
 void nccl_fake_fail(int result);
 int nccl_fake_live(void);
+int nccl_fake_splits(void);
 
 #endif
