@@ -17,6 +17,9 @@
 #define CLASSES                                                                                    \
     "7x5 7 - : 5 0; 7x5 7 5 : 5 0; 7x5 7 5 : 5 1; 7x5 7 - : 5 2; 2x3x4x5 2x4x5 3 : 3 0 1; "        \
     "33x17 33 17 : 17 0 4; 1x1 1 - : 1 0"
+#define SOFTMAX                                                                                    \
+    "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1; 5x12 : 1; 3x516 : 1; "      \
+    "2x900 : 1; 2x1284 : 1"
 
 #define UNARY(op, dtypes_, flags_, values_)                                                        \
     {                                                                                              \
@@ -240,10 +243,8 @@ const struct check_row check_rows[] = {
     UNARY(f_silu, FLOATS, CHECK_LARGEST, "n"),
     UNARY(f_tanh, FLOATS, CHECK_SPECIAL, "n"),
     UNARY(f_sigmoid, FLOATS, CHECK_SPECIAL, "n"),
-    CALLS(softmax, FLOATS, CHECK_LARGEST, "n",
-          "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1"),
-    CALLS(log_softmax, FLOATS, CHECK_LARGEST, "n",
-          "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1"),
+    CALLS(softmax, FLOATS, CHECK_LARGEST, "n", SOFTMAX),
+    CALLS(log_softmax, FLOATS, CHECK_LARGEST, "n", SOFTMAX),
     OWN(dropout, FLOATS),
     OWN(dropout2d, FLOATS),
 
@@ -264,7 +265,8 @@ const struct check_row check_rows[] = {
      .values = "npn",
      .tolerance = 64,
      .shapes =
-         "3x5 5 5 : 1; 3x5 - - : 1; 2x3x5 3x5 3x5 : 2; 7 7 7 : 1; 17x133 133 133 : 1; 0x5 5 5 : 1"},
+         "3x5 5 5 : 1; 3x5 - - : 1; 2x3x5 3x5 3x5 : 2; 7 7 7 : 1; 17x133 133 133 : 1; 0x5 5 5 : 1; "
+         "9x64 64 64 : 1; 5x516 516 - : 1; 3x1028 1028 1028 : 1; 1700x8 8 8 : 1; 2x8200 8200 8200 : 1"},
 
     /* Attention. With a mask that is added the host looks for rows without any column, and waits for that. */
     {.name = "attention",

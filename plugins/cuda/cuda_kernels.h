@@ -78,16 +78,28 @@ bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *
 td_status td__cuda_flash(const struct attention_args *args, const td_tensor *q);
 td_status td__cuda_flash_grad(const struct attention_args *args, const td_tensor *q);
 
-/* launch_norms.c */
+/* launch_softmax.c */
 td_status td__cuda_softmax(td_tensor *out, const td_tensor *x, bool logarithm);
 td_status td__cuda_softmax_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,
                                 bool logarithm);
+
+/* launch_layer_norm.c */
 td_status td__cuda_layer_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                               const td_tensor *weight, const td_tensor *bias, double eps);
 td_status td__cuda_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_tensor *grad_bias,
                                    const td_tensor *grad_y, const td_tensor *x,
                                    const td_tensor *weight, const td_tensor *mean,
                                    const td_tensor *rstd);
+td_status td__cuda_add_layer_norm(td_tensor *out, td_tensor *sum, td_tensor *mean, td_tensor *rstd,
+                                  const td_tensor *x, const td_tensor *residual,
+                                  const td_tensor *weight, const td_tensor *bias, double eps);
+td_status td__cuda_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_residual,
+                                       td_tensor *grad_weight, td_tensor *grad_bias,
+                                       const td_tensor *grad_y, const td_tensor *grad_sum,
+                                       const td_tensor *sum, const td_tensor *weight,
+                                       const td_tensor *mean, const td_tensor *rstd);
+
+/* launch_norms.c */
 td_status td__cuda_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                               const td_tensor *weight, const td_tensor *bias,
                               td_tensor *running_mean, td_tensor *running_var, bool training,
