@@ -187,7 +187,8 @@ const struct check_row check_rows[] = {
         sum_dims, ALL, CHECK_ABSOLUTE, "n",
         "2x3x5 : 0 1; 2x3x5 : 1 0 2; 17x33 : 1 0; 3x0x2 : 0 1; 65x129 : 0 1; 7 : 0; 2x1x3x1x2x1x2x3 : 1 0 2 4 7"),
     CALLS(mean_dims, FLOATS, CHECK_ABSOLUTE, "n",
-          "2x3x5 : 0 1; 2x3x5 : 1 0 2; 17x33 : 1 0; 65x129 : 0 1"),
+          "2x3x5 : 0 1; 2x3x5 : 1 0 2; 17x33 : 1 0; 65x129 : 0 1; 3x1032 : 0 1; 2x16392 : 0 1; "
+          "1x40003 : 0 0 1; 250x264 : 0 0"),
     {.name = "var_dims",
      .call = check_var_dims,
      .dtypes = FLOATS,

@@ -37,6 +37,11 @@ td_status td__cuda_random_range(td_tensor *out, int64_t from, uint64_t range,
 td_status td__cuda_reduce(td_reduce_kind kind, td_tensor *out, const td_tensor *x, unsigned dims);
 td_status td__cuda_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int dim);
 
+/* launch_sums.c */
+struct reduce_args;
+/** Whether it is a sum that sums.cu has kernels for: then it was launched, with *status. */
+bool td__cuda_sum(const struct reduce_args *args, td_tensor *out, td_status *status);
+
 /* launch_products.c */
 td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
                           bool accumulate);

@@ -27,6 +27,7 @@
     F(random)                                                                                      \
     F(reductions)                                                                                  \
     F(softmax)                                                                                     \
+    F(sums)                                                                                        \
     F(unary)                                                                                       \
     F(updates)
 

@@ -11,9 +11,8 @@ static bool is_aligned(const td_tensor *tensor)
 
 struct cuda_rows td__cuda_rows(int64_t size, const td_tensor *const *tensors, int count)
 {
-    struct cuda_rows rows = {.threads = size <= SHORT_ROW ? WARP : NORM_THREADS,
-                             .variant = -1,
-                             .block = NORM_THREADS};
+    struct cuda_rows rows = {
+        .threads = size <= SHORT_ROW ? WARP : NORM_THREADS, .variant = -1, .block = NORM_THREADS};
     int64_t groups = size / ROW_WIDTH;
     bool fits = size && size % ROW_WIDTH == 0 && groups <= ROW_THREADS * ROW_GROUPS;
     for (int i = 0; i < count && fits; i++)
