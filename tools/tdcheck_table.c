@@ -96,6 +96,8 @@ const struct check_row check_rows[] = {
     OWN(item, ALL & ~COMPLEX),
 
     /* Arithmetic. */
+    CALLS(mixed, BIT(TD_F32), CHECK_EXACT, "nn",
+          "7 7 : 0 0 0; 7 7 : 0 1 1; 4099 4099 : 1 0 0; 17x33 17x33 : 1 1 1; 4099 4099 : 2 1 0; 3x8 3x8 : 2 0 1"),
     BINARY(add, ALL, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
     BINARY(sub, ARITHMETIC, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
     BINARY(mul, ALL, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
@@ -268,6 +270,23 @@ const struct check_row check_rows[] = {
      .shapes =
          "3x5 5 5 : 1; 3x5 - - : 1; 2x3x5 3x5 3x5 : 2; 7 7 7 : 1; 17x133 133 133 : 1; 0x5 5 5 : 1; "
          "9x64 64 64 : 1; 5x516 516 - : 1; 3x1028 1028 1028 : 1; 1700x8 8 8 : 1; 2x8200 8200 8200 : 1"},
+    {.name = "add_layer_norm",
+     .call = check_add_layer_norm,
+     .dtypes = FLOATS,
+     .flags = CHECK_LARGEST,
+     .values = "nnpn",
+     .tolerance = 64,
+     .shapes = "3x5 3x5 5 5 : 1 0; 3x5 - 5 5 : 1 0; 3x5 3x5 - - : 1 0; 2x3x5 2x3x5 3x5 3x5 : 2 0; "
+               "0x5 0x5 5 5 : 1 0; 9x64 9x64 64 64 : 1 0; 5x516 5x516 516 - : 1 0; "
+               "3x1028 3x1028 1028 1028 : 1 0; 1700x8 1700x8 8 8 : 1 0"},
+    {.name = "add_layer_norm of f32 with bf16",
+     .call = check_add_layer_norm,
+     .dtypes = BIT(TD_F32),
+     .flags = CHECK_LARGEST,
+     .values = "nnpn",
+     .tolerance = 64,
+     .shapes = "3x5 3x5 5 5 : 1 2; 3x5 - 5 5 : 1 1; 9x64 9x64 64 64 : 1 2; 9x64 - 64 64 : 1 1; "
+               "3x1028 3x1028 1028 1028 : 1 2; 5x768 5x768 768 768 : 1 1"},
 
     /* Attention. With a mask that is added the host looks for rows without any column, and waits for that. */
     {.name = "attention",

@@ -19,6 +19,8 @@ td_status td__cuda_unary_grad(td_unary op, td_tensor *grad_x, const td_tensor *g
 
 /* launch_binary.c */
 td_status td__cuda_binary(td_binary op, td_tensor *out, const td_tensor *a, const td_tensor *b);
+td_status td__cuda_binary_mixed(td_binary op, td_tensor *out, const td_tensor *a,
+                                const td_tensor *b);
 td_status td__cuda_binary_scalar(td_binary op, td_tensor *out, const td_tensor *a, double b,
                                  bool reversed);
 

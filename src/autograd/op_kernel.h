@@ -23,6 +23,10 @@ td_tensor *td__fresh(const char *call, const int64_t *shape, int ndim, const td_
 td_status td__check_optional(const char *call, const char *what, const td_tensor *tensor,
                              const td_tensor *x, const int64_t *shape, int ndim);
 
+/** Sets rows[] to the sizes of x [R, D], where D are the last `ndim` dimensions; fails if they do not have this shape. */
+td_status td__layer_norm_rows(const char *call, const td_tensor *x, const int64_t *shape, int ndim,
+                              int64_t rows[2]);
+
 /** `tensor` if it is needed, NULL otherwise: for `saved`. */
 static inline td_tensor *td__saved_if(bool needed, td_tensor *tensor)
 {
