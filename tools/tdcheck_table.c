@@ -78,7 +78,8 @@ const struct check_row check_rows[] = {
      .shapes = "3x1 : 3 5; 1x5 : 2 7 5; . : 3; 1x0 : 4 0; 1 : 4099"},
     CALLS(squeeze, ALL, VIEW, "n", "2x3 : 0; 2x3 : 2; 7 : 1"),
     CALLS(split, ALL, VIEW, "n", "7x3 : 0 2; 7x3 : 1 5; 2x9 : 1 3"),
-    CALLS(split_heads, FLOATS, VIEW, "n", "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
+    CALLS(split_heads, FLOATS, VIEW, "n",
+          "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
     CALLS(cat, ALL, VIEW, "nnn",
           "2x3 4x3 1x3 : 0; 2x3 2x1 2x5 : 1; 2x3 0x3 1x3 : 0; 2x3x5 2x3x5 2x3x1 : -1"),
     CALLS(stack, ALL, VIEW, "nnn", "3x5 3x5 3x5 : 0; 3x5 3x5 3x5 : 2; . . . : 0"),
@@ -96,8 +97,9 @@ const struct check_row check_rows[] = {
     OWN(item, ALL & ~COMPLEX),
 
     /* Arithmetic. */
-    CALLS(mixed, BIT(TD_F32), CHECK_EXACT, "nn",
-          "7 7 : 0 0 0; 7 7 : 0 1 1; 4099 4099 : 1 0 0; 17x33 17x33 : 1 1 1; 4099 4099 : 2 1 0; 3x8 3x8 : 2 0 1"),
+    CALLS(
+        mixed, BIT(TD_F32), CHECK_EXACT, "nn",
+        "7 7 : 0 0 0; 7 7 : 0 1 1; 4099 4099 : 1 0 0; 17x33 17x33 : 1 1 1; 4099 4099 : 2 1 0; 3x8 3x8 : 2 0 1"),
     BINARY(add, ALL, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
     BINARY(sub, ARITHMETIC, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
     BINARY(mul, ALL, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),

@@ -79,8 +79,8 @@ int td__image_shape(const struct td__image *image, int64_t channels, int64_t hei
 
 /** Checks a window (a stride or dilation of 0 was replaced before), and sets sizes[] to the
  *  output's height and width, at least 1 each. */
-td_status td__window_sizes(const char *call, const td_window *window,
-                           const struct td__image *image, int64_t *sizes);
+td_status td__window_sizes(const char *call, const td_window *window, const struct td__image *image,
+                           int64_t *sizes);
 
 /** The value, or `otherwise` if it is 0. */
 static inline int64_t td__or(int64_t value, int64_t otherwise)
