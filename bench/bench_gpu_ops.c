@@ -3,7 +3,7 @@
  *     bench_gpu_ops [--device cuda:0] [--rows 16384] [--width 768] [--repeat 50] [--only TEXT]
  *
  * Times are of many calls in a row, so that the host's part is hidden where the device is slower; backward passes include
- * the forward pass before them, and so do their bytes. */
+ * the forward pass before them, and the sum of the gradient with that of the leaf, and so do their bytes. */
 #include "measure.h"
 
 #include <tandem/amp.h>
@@ -142,11 +142,11 @@ static void measure_all(int64_t parameters)
     double n = (double)(bench.rows * bench.width), wide = 4 * n, all = (double)parameters;
     measure("copy f32", 8 * n, copy);
     measure("layer_norm f32", 8 * n, norm_forward);
-    measure("layer_norm f32, forward and backward", 8 * n + 20 * n, norm_both);
+    measure("layer_norm f32, forward and backward", 8 * n + 24 * n, norm_both);
     measure("layer_norm f32 to bf16", 6 * n, norm_half_forward);
-    measure("layer_norm f32 to bf16, forward and backward", 6 * n + 18 * n, norm_half_both);
+    measure("layer_norm f32 to bf16, forward and backward", 6 * n + 22 * n, norm_half_both);
     measure("add_layer_norm f32 + bf16 to bf16", 12 * n, add_norm_forward);
-    measure("add_layer_norm, forward and backward", 12 * n + 20 * n, add_norm_both);
+    measure("add_layer_norm, forward and backward", 12 * n + 30 * n, add_norm_both);
     measure("softmax f32", 8 * n, softmax_forward);
     measure("add f32 + bf16", 10 * n, add_mixed);
     measure("gelu_tanh bf16", 4 * wide, gelu_forward);
