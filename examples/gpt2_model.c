@@ -114,7 +114,8 @@ static td_module *mlp_create(const struct gpt2_config *config)
     return td_module_finish(self);
 }
 
-/* ---- A block: both, each behind a norm, added to the residual stream ------------------------------------ */
+/* ---- A block: both, each behind a norm, added to the residual stream. Under autocast norms give what the linear layers
+ * behind them want -------------------------------------------------------------------------------------------- */
 
 enum { LN_1, ATTN, LN_2, MLP };
 
@@ -122,8 +123,10 @@ static td_tensor *block_forward(td_module *self, td_tensor *const *inputs, int c
 {
     (void)count;
     td_tensor *x = inputs[0];
-    x = td_add(x, td_forward(td_child(self, ATTN), td_forward(td_child(self, LN_1), x)));
-    return td_add(x, td_forward(td_child(self, MLP), td_forward(td_child(self, LN_2), x)));
+    td_tensor *normed = td_forward_add(td_child(self, LN_1), x, NULL, NULL);
+    td_tensor *attention = td_forward(td_child(self, ATTN), normed);
+    normed = attention ? td_forward_add(td_child(self, LN_2), x, attention, &x) : NULL;
+    return td_add(x, td_forward(td_child(self, MLP), normed));
 }
 
 static const td_module_ops block_ops = {.name = "Block", .forward = block_forward};
@@ -155,7 +158,7 @@ static td_tensor *gpt2_forward(td_module *self, td_tensor *const *inputs, int co
     td_tensor *x = td_add(td_forward(td_child(self, WTE), inputs[0]),
                           td_narrow(positions, 0, 0, length));
     x = td_forward(td_child(self, H), td_forward(td_child(self, DROP), x));
-    x = td_forward(td_child(self, LN_F), x);
+    x = td_forward_add(td_child(self, LN_F), x, NULL, NULL);
     td_tensor *logits = td_f_linear(x, words, NULL); /* the head shares the weights of wte */
     if (count == 1)
         return logits;

@@ -3,6 +3,9 @@
 #include "ops_checks.h"
 #include "host_data.h"
 
+#include <tandem/amp.h>
+#include <tandem/nn.h>
+
 #include <math.h>
 
 /* ---- Activations ------------------------------------------------------------------------------------ */
@@ -308,4 +311,80 @@ TEST(layer_norm_over_the_last_dimensions)
                                                  (int64_t[]){3}, 1, NULL, NULL, 1e-5)),
                  0);
     }
+}
+
+/* Both results enter, the sum with another factor; the sum alone; or the norm of x alone. */
+static td_tensor *add_layer_norm(td_tensor *const *x, const void *arg)
+{
+    int mode = *(const int *)arg;
+    td_tensor *sum = NULL, *y;
+    if (mode == 2)
+        return td_add_layer_norm(x[0], NULL, SHAPE(4), x[1], x[2], 1e-3, NULL);
+    y = td_add_layer_norm(x[0], x[1], SHAPE(4), mode ? NULL : x[2], mode ? NULL : x[3], 1e-3, &sum);
+    return mode ? td_mul_scalar(sum, 3) : td_add(y, td_mul_scalar(sum, 3));
+}
+
+TEST(add_layer_norm_is_the_norm_of_the_sum)
+{
+    TD_SCOPE;
+    td_tensor *inputs[] = {random_of(SHAPE(2, 3, 4)), random_of(SHAPE(2, 3, 4)),
+                           random_of(SHAPE(4)), random_of(SHAPE(4))};
+    gradcheck("td_add_layer_norm", add_layer_norm, &(int){0}, inputs, 4);
+    gradcheck("td_add_layer_norm: sum", add_layer_norm, &(int){1}, inputs, 2);
+    gradcheck("td_add_layer_norm: no residual", add_layer_norm, &(int){2}, inputs + 1, 3);
+    td_tensor *sum,
+        *y = td_add_layer_norm(inputs[0], inputs[1], SHAPE(4), inputs[2], inputs[3], 1e-3, &sum);
+    check_near(sum, td_add(inputs[0], inputs[1]), 0);
+    check_near(y, td_f_layer_norm(sum, SHAPE(4), inputs[2], inputs[3], 1e-3), 1e-12);
+    CHECK(td_add_layer_norm(inputs[0], NULL, SHAPE(4), NULL, NULL, 1e-3, &sum) != NULL);
+    CHECK(sum == inputs[0]);
+}
+
+TEST(add_layer_norm_has_the_dtype_of_autocast)
+{
+    TD_SCOPE;
+    td_tensor *x = td_to_dtype(random_of(SHAPE(3, 8)), TD_F32);
+    td_tensor *half = td_to_dtype(random_of(SHAPE(3, 8)), TD_BF16);
+    td_tensor *w = td_to_dtype(random_of(SHAPE(8)), TD_F32);
+    td_tensor_set_requires_grad(x, true);
+    td_tensor_set_requires_grad(half, true);
+    td_tensor *sum, *y, *plain = td_add_layer_norm(x, half, SHAPE(8), w, NULL, 1e-5, &sum);
+    CHECK_EQ(td_tensor_dtype(plain), TD_F32);
+    CHECK_EQ(td_tensor_dtype(sum), TD_F32);
+    {
+        TD_AUTOCAST(td_device_kind(td_tensor_device(x)), &(td_autocast_options){.dtype = TD_BF16});
+        y = td_add_layer_norm(x, half, SHAPE(8), w, NULL, 1e-5, &sum);
+    }
+    CHECK_EQ(td_tensor_dtype(y), TD_BF16);
+    CHECK_EQ(td_tensor_dtype(sum), TD_F32);
+    check_near(td_to_dtype(y, TD_F32), td_to_dtype(td_to_dtype(plain, TD_BF16), TD_F32), 0);
+    CHECK_OK(td_backward(td_sum(td_mul(td_to_dtype(y, TD_F32), sum))));
+    CHECK_EQ(td_tensor_dtype(td_tensor_grad(x)), TD_F32);
+    CHECK_EQ(td_tensor_dtype(td_tensor_grad(half)), TD_BF16);
+    check_near(td_to_dtype(td_tensor_grad(half), TD_F32),
+               td_to_dtype(td_to_dtype(td_tensor_grad(x), TD_BF16), TD_F32), 0);
+}
+
+TEST(add_layer_norm_refuses_what_does_not_fit)
+{
+    TD_SCOPE;
+    td_tensor *x = td_zeros(SHAPE(2, 3), TD_F32, NULL);
+    CHECK(!td_add_layer_norm(NULL, x, SHAPE(3), NULL, NULL, 1e-5, NULL));
+    CHECK_NULL(td_add_layer_norm(x, NULL, SHAPE(4), NULL, NULL, 1e-5, NULL),
+               "td_add_layer_norm: x has the shape [2, 3]; its last sizes must be [4]");
+    CHECK_NULL(
+        td_add_layer_norm(x, td_zeros(SHAPE(3), TD_F32, NULL), SHAPE(3), NULL, NULL, 1e-5, NULL),
+        "x has the shape [2, 3] and residual [3]");
+    CHECK_NULL(
+        td_add_layer_norm(x, NULL, SHAPE(3), td_zeros(SHAPE(3), TD_F64, NULL), NULL, 1e-5, NULL),
+        "weight is f64 and the sum f32; it must be f32");
+    CHECK_NULL(
+        td_add_layer_norm(x, NULL, SHAPE(3), NULL, td_zeros(SHAPE(2), TD_F32, NULL), 1e-5, NULL),
+        "bias has the shape [2]; it must have [3]");
+    td_module *linear = td_linear(3, 3);
+    CHECK_NULL(td_forward_add(linear, x, NULL, NULL), "it must be of td_layer_norm()");
+    td_module_destroy(linear);
+    td_module *norm = td_layer_norm(3);
+    CHECK(td_forward_add(norm, x, x, NULL) != NULL);
+    td_module_destroy(norm);
 }

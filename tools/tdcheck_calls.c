@@ -2,6 +2,8 @@
  * arguments. */
 #include "tdcheck_calls.h"
 
+#include <tandem/amp.h>
+
 #include <math.h>
 
 #define N(i) (c->numbers[i])
@@ -206,6 +208,37 @@ CALL(layer_norm)
 {
     int ndim = I(0), all = td_tensor_ndim(x[0]);
     return td_f_layer_norm(x[0], td_tensor_shape(x[0]) + all - ndim, ndim, x[1], x[2], 1e-5);
+}
+/* The first number: how many dimensions. The second: 1 for autocast to bf16 (f32 and halves), 2 for a residual of bf16. */
+CALL(add_layer_norm)
+{
+    int ndim = I(0), all = td_tensor_ndim(x[0]), mode = I(1);
+    const char *device = td_device_kind(td_tensor_device(x[0]));
+    td_tensor *residual = x[1] && mode == 2 && c->dtype == TD_F32 ? td_to_dtype(x[1], TD_BF16)
+                                                                  : x[1];
+    td_autocast scope = td_autocast_begin(
+        device, &(td_autocast_options){.dtype = TD_BF16, .disabled = mode == 0});
+    td_tensor *sum = NULL;
+    td_tensor *y = td_add_layer_norm(x[0], residual, td_tensor_shape(x[0]) + all - ndim, ndim, x[2],
+                                     x[3], 1e-5, &sum);
+    td_autocast_end(&scope);
+    c->more[0] = residual ? sum : NULL;
+    return y;
+}
+/* f32 with bf16 or f16 under autocast. The numbers: which operation, and which operand is the half. */
+CALL(mixed)
+{
+    static td_tensor *(*const operations[])(td_tensor *, td_tensor *) = {td_add, td_sub, td_mul};
+    td_tensor *a = x[0], *b = x[1];
+    td_dtype half = I(2) ? TD_F16 : TD_BF16;
+    if (I(1))
+        b = td_to_dtype(b, half);
+    else
+        a = td_to_dtype(a, half);
+    td_autocast scope = td_autocast_begin(td_device_kind(td_tensor_device(a)), NULL);
+    td_tensor *y = operations[I(0)](a, b);
+    td_autocast_end(&scope);
+    return y;
 }
 CALL(attention)
 {

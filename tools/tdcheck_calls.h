@@ -39,6 +39,8 @@ td_tensor *check_softmax(td_tensor **x, struct check_case *c);
 td_tensor *check_log_softmax(td_tensor **x, struct check_case *c);
 td_tensor *check_batch_norm(td_tensor **x, struct check_case *c);
 td_tensor *check_layer_norm(td_tensor **x, struct check_case *c);
+td_tensor *check_add_layer_norm(td_tensor **x, struct check_case *c);
+td_tensor *check_mixed(td_tensor **x, struct check_case *c);
 td_tensor *check_attention(td_tensor **x, struct check_case *c);
 td_tensor *check_embedding(td_tensor **x, struct check_case *c);
 td_tensor *check_index_select(td_tensor **x, struct check_case *c);

@@ -17,6 +17,9 @@
 #define CLASSES                                                                                    \
     "7x5 7 - : 5 0; 7x5 7 5 : 5 0; 7x5 7 5 : 5 1; 7x5 7 - : 5 2; 2x3x4x5 2x4x5 3 : 3 0 1; "        \
     "33x17 33 17 : 17 0 4; 1x1 1 - : 1 0"
+#define SOFTMAX                                                                                    \
+    "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1; 5x12 : 1; 3x516 : 1; "      \
+    "2x900 : 1; 2x1284 : 1"
 
 #define UNARY(op, dtypes_, flags_, values_)                                                        \
     {                                                                                              \
@@ -75,7 +78,8 @@ const struct check_row check_rows[] = {
      .shapes = "3x1 : 3 5; 1x5 : 2 7 5; . : 3; 1x0 : 4 0; 1 : 4099"},
     CALLS(squeeze, ALL, VIEW, "n", "2x3 : 0; 2x3 : 2; 7 : 1"),
     CALLS(split, ALL, VIEW, "n", "7x3 : 0 2; 7x3 : 1 5; 2x9 : 1 3"),
-    CALLS(split_heads, FLOATS, VIEW, "n", "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
+    CALLS(split_heads, FLOATS, VIEW, "n",
+          "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
     CALLS(cat, ALL, VIEW, "nnn",
           "2x3 4x3 1x3 : 0; 2x3 2x1 2x5 : 1; 2x3 0x3 1x3 : 0; 2x3x5 2x3x5 2x3x1 : -1"),
     CALLS(stack, ALL, VIEW, "nnn", "3x5 3x5 3x5 : 0; 3x5 3x5 3x5 : 2; . . . : 0"),
@@ -93,6 +97,9 @@ const struct check_row check_rows[] = {
     OWN(item, ALL & ~COMPLEX),
 
     /* Arithmetic. */
+    CALLS(
+        mixed, BIT(TD_F32), CHECK_EXACT, "nn",
+        "7 7 : 0 0 0; 7 7 : 0 1 1; 4099 4099 : 1 0 0; 17x33 17x33 : 1 1 1; 4099 4099 : 2 1 0; 3x8 3x8 : 2 0 1"),
     BINARY(add, ALL, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
     BINARY(sub, ARITHMETIC, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
     BINARY(mul, ALL, CHECK_ABSOLUTE | CHECK_SPECIAL, "nn"),
@@ -184,7 +191,8 @@ const struct check_row check_rows[] = {
         sum_dims, ALL, CHECK_ABSOLUTE, "n",
         "2x3x5 : 0 1; 2x3x5 : 1 0 2; 17x33 : 1 0; 3x0x2 : 0 1; 65x129 : 0 1; 7 : 0; 2x1x3x1x2x1x2x3 : 1 0 2 4 7"),
     CALLS(mean_dims, FLOATS, CHECK_ABSOLUTE, "n",
-          "2x3x5 : 0 1; 2x3x5 : 1 0 2; 17x33 : 1 0; 65x129 : 0 1"),
+          "2x3x5 : 0 1; 2x3x5 : 1 0 2; 17x33 : 1 0; 65x129 : 0 1; 3x1032 : 0 1; 2x16392 : 0 1; "
+          "1x40003 : 0 0 1; 250x264 : 0 0"),
     {.name = "var_dims",
      .call = check_var_dims,
      .dtypes = FLOATS,
@@ -240,10 +248,8 @@ const struct check_row check_rows[] = {
     UNARY(f_silu, FLOATS, CHECK_LARGEST, "n"),
     UNARY(f_tanh, FLOATS, CHECK_SPECIAL, "n"),
     UNARY(f_sigmoid, FLOATS, CHECK_SPECIAL, "n"),
-    CALLS(softmax, FLOATS, CHECK_LARGEST, "n",
-          "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1"),
-    CALLS(log_softmax, FLOATS, CHECK_LARGEST, "n",
-          "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1"),
+    CALLS(softmax, FLOATS, CHECK_LARGEST, "n", SOFTMAX),
+    CALLS(log_softmax, FLOATS, CHECK_LARGEST, "n", SOFTMAX),
     OWN(dropout, FLOATS),
     OWN(dropout2d, FLOATS),
 
@@ -264,7 +270,25 @@ const struct check_row check_rows[] = {
      .values = "npn",
      .tolerance = 64,
      .shapes =
-         "3x5 5 5 : 1; 3x5 - - : 1; 2x3x5 3x5 3x5 : 2; 7 7 7 : 1; 17x133 133 133 : 1; 0x5 5 5 : 1"},
+         "3x5 5 5 : 1; 3x5 - - : 1; 2x3x5 3x5 3x5 : 2; 7 7 7 : 1; 17x133 133 133 : 1; 0x5 5 5 : 1; "
+         "9x64 64 64 : 1; 5x516 516 - : 1; 3x1028 1028 1028 : 1; 1700x8 8 8 : 1; 2x8200 8200 8200 : 1"},
+    {.name = "add_layer_norm",
+     .call = check_add_layer_norm,
+     .dtypes = FLOATS,
+     .flags = CHECK_LARGEST,
+     .values = "nnpn",
+     .tolerance = 64,
+     .shapes = "3x5 3x5 5 5 : 1 0; 3x5 - 5 5 : 1 0; 3x5 3x5 - - : 1 0; 2x3x5 2x3x5 3x5 3x5 : 2 0; "
+               "0x5 0x5 5 5 : 1 0; 9x64 9x64 64 64 : 1 0; 5x516 5x516 516 - : 1 0; "
+               "3x1028 3x1028 1028 1028 : 1 0; 1700x8 1700x8 8 8 : 1 0"},
+    {.name = "add_layer_norm of f32 with bf16",
+     .call = check_add_layer_norm,
+     .dtypes = BIT(TD_F32),
+     .flags = CHECK_LARGEST,
+     .values = "nnpn",
+     .tolerance = 64,
+     .shapes = "3x5 3x5 5 5 : 1 2; 3x5 - 5 5 : 1 1; 9x64 9x64 64 64 : 1 2; 9x64 - 64 64 : 1 1; "
+               "3x1028 3x1028 1028 1028 : 1 2; 5x768 5x768 768 768 : 1 1"},
 
     /* Attention. With a mask that is added the host looks for rows without any column, and waits for that. */
     {.name = "attention",

@@ -335,7 +335,26 @@ typedef struct td_kernels {
      *  stays. */
     td_status (*unscale)(td_tensor *const *x, int count, double factor, td_tensor *found);
 
-    void *reserved[16]; /* must be zero */
+    /* ---- Faster ways for operators that have another one: where a device has NULL, or returns TD_ERR_UNSUPPORTED,
+     * the library composes the slots above. The bits are the same, except where a slot says so ------------------ */
+
+    /** ADD, SUB and MUL of f32 with f16 or bf16, either first; out is f32, and so is the computation. */
+    td_status (*binary_mixed)(td_binary op, td_tensor *out, const td_tensor *a, const td_tensor *b);
+    /** sum = x + residual, out = layer_norm(sum); or, where residual and sum are NULL, out = layer_norm(x). All [R, D] and
+     *  contiguous; mean, rstd, weight and bias as in layer_norm. Floats of any mixture without f64, or f64 alone: sums are
+     *  computed in f32, rounded to the dtype of `sum`, and what is normalised is the rounded sum. out is rounded once. */
+    td_status (*add_layer_norm)(td_tensor *out, td_tensor *sum, td_tensor *mean, td_tensor *rstd,
+                                const td_tensor *x, const td_tensor *residual,
+                                const td_tensor *weight, const td_tensor *bias, double eps);
+    /** grad_x and grad_residual: both grad_sum + the gradient of layer_norm, each rounded once to its dtype, as the
+     *  library's own sum of the two need not be. grad_sum may be NULL, and each of the four results. */
+    td_status (*add_layer_norm_grad)(td_tensor *grad_x, td_tensor *grad_residual,
+                                     td_tensor *grad_weight, td_tensor *grad_bias,
+                                     const td_tensor *grad_y, const td_tensor *grad_sum,
+                                     const td_tensor *sum, const td_tensor *weight,
+                                     const td_tensor *mean, const td_tensor *rstd);
+
+    void *reserved[13]; /* must be zero */
 } td_kernels;
 
 /** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */

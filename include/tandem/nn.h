@@ -157,6 +157,13 @@ typedef struct td_layer_norm_options {
 TD_API td_module *td_layer_norm(int64_t features);
 TD_API td_module *td_layer_norm_with(const int64_t *shape, int ndim,
                                      const td_layer_norm_options *options);
+/** td_add_layer_norm() with the weights of `norm`, a module of td_layer_norm(): the norm of x + residual (or of x, where
+ *  residual is NULL), and in *sum, unless `sum` is NULL, what was normalised.
+ *
+ *      td_tensor *n = td_forward_add(td_child(self, LN_2), x, attention, &x);      x is the residual stream
+ */
+TD_API td_tensor *td_forward_add(td_module *norm, td_tensor *x, td_tensor *residual,
+                                 td_tensor **sum);
 
 /** Activations, each as the operator td_f_x() of its name. */
 TD_API td_module *td_relu(void);

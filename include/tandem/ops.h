@@ -298,6 +298,18 @@ TD_API td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor
  *  NULL. */
 TD_API td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_tensor *weight,
                                   td_tensor *bias, double eps);
+/**
+ * Layer norm of x + residual, of one shape, as blocks of a transformer have it. *sum, where `sum` is not NULL, is that sum,
+ * in the wider dtype of the two: f32 for f32 and a half. With `residual` NULL it is the norm of x, and *sum is x. weight and
+ * bias are of the sum's dtype, or f32.
+ *
+ * The norm is in the sum's dtype; under autocast for this kind of device in the dtype of autocast, into which the product
+ * that follows would cast it: the product gets the same bits. It is computed in f32, or f64 for f64. A device may do all of
+ * it in one pass over the memory.
+ */
+TD_API td_tensor *td_add_layer_norm(td_tensor *x, td_tensor *residual, const int64_t *shape,
+                                    int ndim, td_tensor *weight, td_tensor *bias, double eps,
+                                    td_tensor **sum);
 
 /* ---- Attention --------------------------------------------------------------------------------------- */
 

@@ -49,6 +49,30 @@ EACH_OPERATION(BINARY)
     }
 EACH_FLOAT(POW)
 
+/* ---- f32 with halves, of which a is f32; `op`: the halves come first ------------------------------------------------ */
+
+#define MIXED_OF(op, name, H, expression)                                                          \
+    TD_KERNEL(mixed_##op##_##name, struct pair_args)                                               \
+    {                                                                                              \
+        for_each_group<CUDA_WIDTH(sizeof(float)), 3>(args.each, [&](auto n, const int64_t(&at)[3]) { \
+            float a[n.value], out[n.value];                                                        \
+            H b[n.value];                                                                          \
+            read_group(a, args.a, at[1], args.each.repeated & 2);                                  \
+            read_group(b, args.b, at[2], args.each.repeated & 4);                                  \
+            for (int k = 0; k < n.value; k++) {                                                    \
+                float p = a[k], q = load(b[k]);                                                    \
+                out[k] = expression;                                                               \
+            }                                                                                      \
+            write_group(args.out, at[0], out);                                                     \
+        });                                                                                        \
+    }
+#define MIXED(op, expression)                                                                      \
+    MIXED_OF(op, f16, f16, expression)                                                             \
+    MIXED_OF(op, bf16, bf16, expression)
+MIXED(add, p + q)
+MIXED(sub, args.op ? q - p : p - q)
+MIXED(mul, p *q)
+
 /* ---- Integers: sums and products wrap around ------------------------------------------------------------------------ */
 
 template <typename T> struct has_sign {

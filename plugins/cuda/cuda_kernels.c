@@ -57,4 +57,7 @@ const td_kernels td__cuda_kernels = {
     .norm = td__cuda_norm,
     .scale = td__cuda_scale,
     .unscale = td__cuda_unscale,
+    .binary_mixed = td__cuda_binary_mixed,
+    .add_layer_norm = td__cuda_add_layer_norm,
+    .add_layer_norm_grad = td__cuda_add_layer_norm_grad,
 };

@@ -19,6 +19,8 @@ td_status td__cuda_unary_grad(td_unary op, td_tensor *grad_x, const td_tensor *g
 
 /* launch_binary.c */
 td_status td__cuda_binary(td_binary op, td_tensor *out, const td_tensor *a, const td_tensor *b);
+td_status td__cuda_binary_mixed(td_binary op, td_tensor *out, const td_tensor *a,
+                                const td_tensor *b);
 td_status td__cuda_binary_scalar(td_binary op, td_tensor *out, const td_tensor *a, double b,
                                  bool reversed);
 
@@ -36,6 +38,11 @@ td_status td__cuda_random_range(td_tensor *out, int64_t from, uint64_t range,
 /* launch_reductions.c */
 td_status td__cuda_reduce(td_reduce_kind kind, td_tensor *out, const td_tensor *x, unsigned dims);
 td_status td__cuda_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int dim);
+
+/* launch_sums.c */
+struct reduce_args;
+/** Whether it is a sum that sums.cu has kernels for: then it was launched, with *status. */
+bool td__cuda_sum(const struct reduce_args *args, td_tensor *out, td_status *status);
 
 /* launch_products.c */
 td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
@@ -78,16 +85,28 @@ bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *
 td_status td__cuda_flash(const struct attention_args *args, const td_tensor *q);
 td_status td__cuda_flash_grad(const struct attention_args *args, const td_tensor *q);
 
-/* launch_norms.c */
+/* launch_softmax.c */
 td_status td__cuda_softmax(td_tensor *out, const td_tensor *x, bool logarithm);
 td_status td__cuda_softmax_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,
                                 bool logarithm);
+
+/* launch_layer_norm.c */
 td_status td__cuda_layer_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                               const td_tensor *weight, const td_tensor *bias, double eps);
 td_status td__cuda_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_tensor *grad_bias,
                                    const td_tensor *grad_y, const td_tensor *x,
                                    const td_tensor *weight, const td_tensor *mean,
                                    const td_tensor *rstd);
+td_status td__cuda_add_layer_norm(td_tensor *out, td_tensor *sum, td_tensor *mean, td_tensor *rstd,
+                                  const td_tensor *x, const td_tensor *residual,
+                                  const td_tensor *weight, const td_tensor *bias, double eps);
+td_status td__cuda_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_residual,
+                                       td_tensor *grad_weight, td_tensor *grad_bias,
+                                       const td_tensor *grad_y, const td_tensor *grad_sum,
+                                       const td_tensor *sum, const td_tensor *weight,
+                                       const td_tensor *mean, const td_tensor *rstd);
+
+/* launch_norms.c */
 td_status td__cuda_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                               const td_tensor *weight, const td_tensor *bias,
                               td_tensor *running_mean, td_tensor *running_var, bool training,

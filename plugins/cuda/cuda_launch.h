@@ -19,12 +19,15 @@
     F(flash_attention)                                                                             \
     F(flash_attention_grad)                                                                        \
     F(indices)                                                                                     \
+    F(layer_norm)                                                                                  \
     F(losses)                                                                                      \
     F(norms)                                                                                       \
     F(pooling)                                                                                     \
     F(products)                                                                                    \
     F(random)                                                                                      \
     F(reductions)                                                                                  \
+    F(softmax)                                                                                     \
+    F(sums)                                                                                        \
     F(unary)                                                                                       \
     F(updates)
 

@@ -114,6 +114,33 @@ static bool simple_power(td_tensor *out, const td_tensor *a, double exponent, td
     return true;
 }
 
+/* f32 with halves. */
+td_status td__cuda_binary_mixed(td_binary op, td_tensor *out, const td_tensor *a,
+                                const td_tensor *b)
+{
+    static struct cuda_kernel kernels[][2] = {
+        [TD_BINARY_ADD] = {TD__CUDA_KERNEL(binary, "mixed_add_f16"),
+                           TD__CUDA_KERNEL(binary, "mixed_add_bf16")},
+        [TD_BINARY_SUB] = {TD__CUDA_KERNEL(binary, "mixed_sub_f16"),
+                           TD__CUDA_KERNEL(binary, "mixed_sub_bf16")},
+        [TD_BINARY_MUL] = {TD__CUDA_KERNEL(binary, "mixed_mul_f16"),
+                           TD__CUDA_KERNEL(binary, "mixed_mul_bf16")},
+    };
+    bool reversed = td_tensor_dtype(a) != TD_F32;
+    const td_tensor *single = reversed ? b : a, *half = reversed ? a : b;
+    td_dtype dtype = td_tensor_dtype(half);
+    if (op > TD_BINARY_MUL || td_tensor_dtype(single) != TD_F32 || td_tensor_dtype(out) != TD_F32 ||
+        (dtype != TD_F16 && dtype != TD_BF16))
+        return td__cuda_unsupported();
+    struct pair_args args = {.each = td__cuda_each((const td_tensor *[]){out, single, half}, 3,
+                                                   CUDA_WIDTH((int)sizeof(float))),
+                             .out = td_tensor_data(out),
+                             .a = td_tensor_data(single),
+                             .b = td_tensor_data(half),
+                             .op = reversed};
+    return td__cuda_launch_each(&kernels[op][dtype == TD_BF16], out, &args.each, &args);
+}
+
 td_status td__cuda_binary_scalar(td_binary op, td_tensor *out, const td_tensor *a, double b,
                                  bool reversed)
 {

@@ -183,8 +183,11 @@ td_status td__cuda_reduce(td_reduce_kind kind, td_tensor *out, const td_tensor *
     TD_SCOPE;
     struct reduce_args args = args_of(out, x, dims);
     args.kind = (int32_t)kind;
+    td_status status;
     if (!args.kept.count)
         return TD_OK;
+    if (td__cuda_sum(&args, out, &status))
+        return status;
     choose_group(&args, args.reduced.count);
     choose_splits(&args);
     if (args.splits == 1)
@@ -194,7 +197,7 @@ td_status td__cuda_reduce(td_reduce_kind kind, td_tensor *out, const td_tensor *
     if (!partials)
         return TD_ERR_NOMEM;
     args.partials = td_tensor_data(partials);
-    td_status status = launch(kernel_for(&args), &args, out);
+    status = launch(kernel_for(&args), &args, out);
     return status ? status : reduce_partials(&args, out);
 }
 

@@ -1,4 +1,4 @@
-/* Arguments of the kernels in norms.cu. */
+/* Arguments of the kernels in norms.cu; and what softmax.cu and layer_norm.cu have in common with them. */
 #ifndef NORMS_ARGS_H
 #define NORMS_ARGS_H
 
@@ -8,30 +8,6 @@
 struct norm_vector {
     void *data;
     int32_t dtype; /* td_dtype */
-};
-
-/** softmax: [outer, size, inner], over the dimension in the middle. */
-struct softmax_args {
-    void *out;     /* or grad_x */
-    const void *x; /* or y */
-    const void *grad_y;
-    int64_t outer, size, inner;
-    int32_t logarithm;
-    int32_t group; /* threads of a row: 32, or all of the block */
-};
-
-/** layer_norm: rows of `size`. */
-struct layer_norm_args {
-    void *out; /* or grad_x; NULL: not wanted */
-    const void *x, *grad_y;
-    struct norm_vector weight, bias;
-    struct norm_vector grad_weight, grad_bias;
-    void *mean, *rstd; /* of the dtype of the computation; may be NULL forward */
-    int64_t rows, size;
-    double eps;
-    int32_t group;
-    void *partials;       /* [slices, 2, size]: of the gradients of weight and bias */
-    int64_t slices, each; /* rows of a slice */
 };
 
 /** batch_norm: x [images, channels, pixels]. */
@@ -48,6 +24,8 @@ struct batch_norm_args {
     int32_t training;
 };
 
-enum { NORM_THREADS = 256, NORM_COLUMNS = 32 };
+/** A row that stays in registers: the threads that share it have groups of ROW_WIDTH neighbours, up to ROW_GROUPS each,
+ *  and are at most ROW_THREADS. A kernel stands for each even number of groups. */
+enum { NORM_THREADS = 256, ROW_WIDTH = 4, ROW_GROUPS = 8, ROW_THREADS = 256 };
 
 #endif

@@ -2,14 +2,14 @@
  * the engine sums it over broadcast dimensions. An operand is saved only if the gradient of the
  * other one needs it. */
 #include "autograd/autocast.h"
-#include "autograd/op.h"
+#include "autograd/op_kernel.h"
 #include "base/fail.h"
 
 /* ---- Two tensors --------------------------------------------------------------------------------- */
 
-/* Saves a for the gradient of b, and b for that of a. */
-static td_tensor *binary(const td_function *function, td_binary op, td_tensor *a,
-                         td_tensor *b, bool saves)
+/* Saves a for the gradient of b, and b for that of a. `y` is raw. */
+static td_tensor *recorded(const td_function *function, td_tensor *y, td_tensor *a, td_tensor *b,
+                           bool saves)
 {
     td_node_spec spec = {.inputs = {a, b}, .input_count = 2};
     if (saves) {
@@ -17,36 +17,96 @@ static td_tensor *binary(const td_function *function, td_binary op, td_tensor *a
         spec.saved[1] = td_tensor_requires_grad(a) ? b : NULL;
         spec.saved_count = 2;
     }
-    return td__result(function, td__apply_binary(function->name, op, a, b), &spec);
+    return td__result(function, y, &spec);
 }
+
+static td_tensor *binary(const td_function *function, td_binary op, td_tensor *a, td_tensor *b,
+                         bool saves)
+{
+    return recorded(function, td__apply_binary(function->name, op, a, b), a, b, saves);
+}
+
+/* ---- f32 with halves under autocast: without a cast, where the device can do that -------------------- */
+
+static bool is_half(const td_tensor *x)
+{
+    return x->layout.dtype == TD_F16 || x->layout.dtype == TD_BF16;
+}
+
+/* Operands of one shape, so that gradients are rounded where the cast's gradient would be. */
+static bool is_mixed(const td_tensor *a, const td_tensor *b)
+{
+    return td__autocast_on && a && b && td__same_shape(a, b) && a->layout.ndim > 0 &&
+           a->storage->device == b->storage->device && td__kernels_of(a)->binary_mixed &&
+           td__autocast_dtype(a) != TD_F32 &&
+           ((a->layout.dtype == TD_F32 && is_half(b)) || (is_half(a) && b->layout.dtype == TD_F32));
+}
+
+/* Raw; NULL also where the device cannot do it: then the caller casts. */
+static td_tensor *apply_mixed(td_binary op, td_tensor *a, td_tensor *b)
+{
+    td_tensor *y = td__empty_like_as(a, TD_F32);
+    return y ? td__kept(y, td__kernels_of(a)->binary_mixed(op, y, a, b)) : NULL;
+}
+
+/* As binary(); NULL, where the device cannot do it, without an error. */
+static td_tensor *mixed(const td_function *function, td_binary op, td_tensor *a, td_tensor *b,
+                        bool saves)
+{
+    td_tensor *y = is_mixed(a, b) ? apply_mixed(op, a, b) : NULL;
+    return y ? recorded(function, y, a, b, saves) : NULL;
+}
+
+/* A gradient in the dtype of its input. */
+static td_status give(td_node *node, int index, td_tensor *grad, td_tensor **grad_x)
+{
+    if (!td_node_needs(node, index))
+        return TD_OK;
+    td_dtype dtype = td__input_layout(node, index)->dtype;
+    grad_x[index] = grad && grad->layout.dtype != dtype ? td_to_dtype(grad, dtype) : grad;
+    return td__done(grad_x[index]);
+}
+
+/* A product in backward. */
+static td_tensor *product(td_tensor *grad, td_tensor *other)
+{
+    if (!other || grad->layout.dtype == other->layout.dtype)
+        return td_mul(grad, other);
+    td_tensor *y = apply_mixed(TD_BINARY_MUL, grad, other);
+    return y ? td__adopt(y) : td_mul(grad, td_to_dtype(other, grad->layout.dtype));
+}
+
+/* ---- The operators ------------------------------------------------------------------------------- */
 
 static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
-    (void)node;
-    grad_x[0] = grad_x[1] = grad_y[0];
-    return TD_OK;
+    TD_TRY(give(node, 0, grad_y[0], grad_x));
+    return give(node, 1, grad_y[0], grad_x);
 }
 
 td_tensor *td_add(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST_2(td_add, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_add", .backward = add_backward};
+    td_tensor *y = mixed(&function, TD_BINARY_ADD, a, b, false);
+    if (y)
+        return y;
+    TD__AUTOCAST_2(td_add, TD__CAST_BINARY, a, b);
     return binary(&function, TD_BINARY_ADD, a, b, false);
 }
 
 static td_status sub_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
-    grad_x[0] = grad_y[0];
-    if (!td_node_needs(node, 1))
-        return TD_OK;
-    grad_x[1] = td_neg(grad_y[0]);
-    return td__done(grad_x[1]);
+    TD_TRY(give(node, 0, grad_y[0], grad_x));
+    return td_node_needs(node, 1) ? give(node, 1, td_neg(grad_y[0]), grad_x) : TD_OK;
 }
 
 td_tensor *td_sub(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST_2(td_sub, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_sub", .backward = sub_backward};
+    td_tensor *y = mixed(&function, TD_BINARY_SUB, a, b, false);
+    if (y)
+        return y;
+    TD__AUTOCAST_2(td_sub, TD__CAST_BINARY, a, b);
     return binary(&function, TD_BINARY_SUB, a, b, false);
 }
 
@@ -86,16 +146,18 @@ static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor
     for (int i = 0; i < 2; i++) {
         if (!td_node_needs(node, i))
             continue;
-        grad_x[i] = td_mul(grad_y[0], td_node_saved(node, 1 - i));
-        TD_TRY(td__done(grad_x[i]));
+        TD_TRY(give(node, i, product(grad_y[0], td_node_saved(node, 1 - i)), grad_x));
     }
     return TD_OK;
 }
 
 td_tensor *td_mul(td_tensor *a, td_tensor *b)
 {
-    TD__AUTOCAST_2(td_mul, TD__CAST_BINARY, a, b);
     static const td_function function = {.name = "td_mul", .backward = mul_backward};
+    td_tensor *y = mixed(&function, TD_BINARY_MUL, a, b, true);
+    if (y)
+        return y;
+    TD__AUTOCAST_2(td_mul, TD__CAST_BINARY, a, b);
     return binary(&function, TD_BINARY_MUL, a, b, true);
 }
 
@@ -179,8 +241,7 @@ static td_status choose_backward(td_node *node, td_tensor *const *grad_y, td_ten
     return TD_OK;
 }
 
-static td_tensor *choose(const td_function *function, td_binary op, td_tensor *a,
-                         td_tensor *b)
+static td_tensor *choose(const td_function *function, td_binary op, td_tensor *a, td_tensor *b)
 {
     return td__result(
         function, td__apply_binary(function->name, op, a, b),
@@ -213,8 +274,8 @@ td_tensor *td_minimum(td_tensor *a, td_tensor *b)
 
 /* ---- A tensor and a number ------------------------------------------------------------------------- */
 
-static td_tensor *with_scalar(const td_function *function, td_binary op, td_tensor *a,
-                              double b, bool reversed, bool saves)
+static td_tensor *with_scalar(const td_function *function, td_binary op, td_tensor *a, double b,
+                              bool reversed, bool saves)
 {
     return td__result(function, td__apply_scalar(function->name, op, a, b, reversed),
                       &(td_node_spec){.inputs = {a},

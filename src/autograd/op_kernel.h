@@ -23,6 +23,10 @@ td_tensor *td__fresh(const char *call, const int64_t *shape, int ndim, const td_
 td_status td__check_optional(const char *call, const char *what, const td_tensor *tensor,
                              const td_tensor *x, const int64_t *shape, int ndim);
 
+/** Sets rows[] to the sizes of x [R, D], where D are the last `ndim` dimensions; fails if they do not have this shape. */
+td_status td__layer_norm_rows(const char *call, const td_tensor *x, const int64_t *shape, int ndim,
+                              int64_t rows[2]);
+
 /** `tensor` if it is needed, NULL otherwise: for `saved`. */
 static inline td_tensor *td__saved_if(bool needed, td_tensor *tensor)
 {
@@ -75,8 +79,8 @@ int td__image_shape(const struct td__image *image, int64_t channels, int64_t hei
 
 /** Checks a window (a stride or dilation of 0 was replaced before), and sets sizes[] to the
  *  output's height and width, at least 1 each. */
-td_status td__window_sizes(const char *call, const td_window *window,
-                           const struct td__image *image, int64_t *sizes);
+td_status td__window_sizes(const char *call, const td_window *window, const struct td__image *image,
+                           int64_t *sizes);
 
 /** The value, or `otherwise` if it is 0. */
 static inline int64_t td__or(int64_t value, int64_t otherwise)

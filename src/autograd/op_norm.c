@@ -224,21 +224,20 @@ td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *runni
 static const td_function layer_norm_function = {.name = "td_f_layer_norm",
                                                 .backward = layer_norm_backward};
 
-static td_status check_layer_norm(const td_tensor *x, const int64_t *shape, int ndim,
-                                  struct norm *norm)
+td_status td__layer_norm_rows(const char *name, const td_tensor *x, const int64_t *shape, int ndim,
+                              int64_t rows[2])
 {
-    const char *name = layer_norm_function.name;
     const struct td__layout *of_x = &x->layout;
     TD_TRY(td__check_float(name, x));
     if (ndim < 1 || ndim > TD_MAX_DIMS || !shape)
         return td_fail(TD_ERR_INVALID, "%s: it normalises 1 to %d dimensions, not %d", name,
                        TD_MAX_DIMS, ndim);
     bool fits = of_x->ndim >= ndim;
-    *norm = (struct norm){.shape = {1, 1, 1}};
+    rows[0] = rows[1] = 1;
     for (int d = 0; fits && d < of_x->ndim; d++) {
         int at = d - (of_x->ndim - ndim);
         fits = at < 0 || shape[at] == of_x->shape[d];
-        norm->shape[at >= 0] *= of_x->shape[d];
+        rows[at >= 0] *= of_x->shape[d];
     }
     if (!fits)
         return td_fail(TD_ERR_INVALID, "%s: x has the shape %s; its last sizes must be %s", name,
@@ -250,9 +249,9 @@ static td_tensor *layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_te
                              td_tensor *bias, double eps)
 {
     const char *name = layer_norm_function.name;
-    struct norm norm;
+    struct norm norm = {.shape = {1, 1, 1}};
     td_tensor *inputs[] = {x, weight, bias};
-    if (check_layer_norm(x, shape, ndim, &norm) ||
+    if (td__layer_norm_rows(name, x, shape, ndim, norm.shape) ||
         td__check_optional(name, "weight", weight, x, shape, ndim) ||
         td__check_optional(name, "bias", bias, x, shape, ndim))
         return NULL;

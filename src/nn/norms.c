@@ -309,6 +309,18 @@ td_module *td_layer_norm_with(const int64_t *shape, int ndim, const td_layer_nor
     return td_module_finish(self);
 }
 
+td_tensor *td_forward_add(td_module *norm, td_tensor *x, td_tensor *residual, td_tensor **sum)
+{
+    if (!norm || norm->ops != &layer_norm_ops) {
+        td_fail(TD_ERR_INVALID, "td_forward_add: the module is %s; it must be of td_layer_norm()",
+                norm ? norm->ops->name : "NULL");
+        return NULL;
+    }
+    const struct layer_norm *options = norm->data;
+    return td_add_layer_norm(x, residual, options->shape, options->ndim, td_param(norm, 0),
+                             td_param(norm, 1), options->options.eps, sum);
+}
+
 td_module *td_layer_norm(int64_t features)
 {
     return td_layer_norm_with(&features, 1, NULL);

@@ -520,6 +520,51 @@ static td_status run_unscale(td_tensor *const *x, int count, double factor, td_t
     return status;
 }
 
+/* ---- Slots that operators do without: no fallback, since the operator has another way ------------------------- */
+
+#define RUN_OPTIONAL(slot_, written_, at_, ...)                                                    \
+    struct td__operands operands = {                                                               \
+        .device = device_of(at_, (int)(sizeof(at_) / sizeof((at_)[0]))),                           \
+        .slot = #slot_,                                                                            \
+        .at = at_,                                                                                 \
+        .written = written_,                                                                       \
+        .count = (int)(sizeof(at_) / sizeof((at_)[0]))};                                           \
+    const td_kernels *own = &operands.device->kind->kernels;                                       \
+    td_status status = own->slot_ ? own->slot_(__VA_ARGS__) : TD_ERR_UNSUPPORTED;                  \
+    td__note_kernel(#slot_, status);                                                               \
+    if (!status)                                                                                   \
+        td__note_uses(&operands);                                                                  \
+    return status
+
+static td_status run_binary_mixed(td_binary op, td_tensor *out, const td_tensor *a,
+                                  const td_tensor *b)
+{
+    RUN_OPTIONAL(binary_mixed, 1, OPERANDS(AT(out), AT(a), AT(b)), op, out, a, b);
+}
+
+static td_status run_add_layer_norm(td_tensor *out, td_tensor *sum, td_tensor *mean,
+                                    td_tensor *rstd, const td_tensor *x, const td_tensor *residual,
+                                    const td_tensor *weight, const td_tensor *bias, double eps)
+{
+    RUN_OPTIONAL(
+        add_layer_norm, 4,
+        OPERANDS(AT(out), AT(sum), AT(mean), AT(rstd), AT(x), AT(residual), AT(weight), AT(bias)),
+        out, sum, mean, rstd, x, residual, weight, bias, eps);
+}
+
+static td_status run_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_residual,
+                                         td_tensor *grad_weight, td_tensor *grad_bias,
+                                         const td_tensor *grad_y, const td_tensor *grad_sum,
+                                         const td_tensor *sum, const td_tensor *weight,
+                                         const td_tensor *mean, const td_tensor *rstd)
+{
+    RUN_OPTIONAL(add_layer_norm_grad, 4,
+                 OPERANDS(AT(grad_x), AT(grad_residual), AT(grad_weight), AT(grad_bias), AT(grad_y),
+                          AT(grad_sum), AT(sum), AT(weight), AT(mean), AT(rstd)),
+                 grad_x, grad_residual, grad_weight, grad_bias, grad_y, grad_sum, sum, weight, mean,
+                 rstd);
+}
+
 const td_kernels td__wrapped_kernels = {
     .version = TD_KERNELS_VERSION,
     .size = sizeof(td_kernels),
@@ -574,4 +619,7 @@ const td_kernels td__wrapped_kernels = {
     .norm = run_norm,
     .scale = run_scale,
     .unscale = run_unscale,
+    .binary_mixed = run_binary_mixed,
+    .add_layer_norm = run_add_layer_norm,
+    .add_layer_norm_grad = run_add_layer_norm_grad,
 };
