@@ -75,7 +75,8 @@ const struct check_row check_rows[] = {
      .shapes = "3x1 : 3 5; 1x5 : 2 7 5; . : 3; 1x0 : 4 0; 1 : 4099"},
     CALLS(squeeze, ALL, VIEW, "n", "2x3 : 0; 2x3 : 2; 7 : 1"),
     CALLS(split, ALL, VIEW, "n", "7x3 : 0 2; 7x3 : 1 5; 2x9 : 1 3"),
-    CALLS(split_heads, FLOATS, VIEW, "n", "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
+    CALLS(split_heads, FLOATS, VIEW, "n",
+          "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
     CALLS(cat, ALL, VIEW, "nnn",
           "2x3 4x3 1x3 : 0; 2x3 2x1 2x5 : 1; 2x3 0x3 1x3 : 0; 2x3x5 2x3x5 2x3x1 : -1"),
     CALLS(stack, ALL, VIEW, "nnn", "3x5 3x5 3x5 : 0; 3x5 3x5 3x5 : 2; . . . : 0"),
@@ -277,7 +278,8 @@ const struct check_row check_rows[] = {
          "2x5x4 2x7x4 2x7x3 - : 0 0; 2x3x5x4 2x3x5x4 2x3x5x4 - : 1 0; 5x4 7x4 7x3 5x7 : 0 0.5; "
          "2x3x5x4 2x3x6x4 2x3x6x4 5x6 : 0 0; 1x1x1x1 1x1x1x1 1x1x1x1 - : 0 0; 2x33x16 2x65x16 2x65x16 - : 0 0; "
          "2x70x64 2x150x64 2x150x64 - : 1 0; 1x150x128 1x70x128 1x70x128 - : 0 0; "
-         "2x150x40 2x70x40 2x70x24 - : 1 0.25"},
+         "2x150x40 2x70x40 2x70x24 - : 1 0.25; 2x2x3x33x16 1x2x3x65x16 2x1x3x65x16 - : 1 0; "
+         "2x2x130x64 2x2x130x64 2x2x130x64 - : 1 0"},
     {.name = "attention_mask",
      .call = check_attention,
      .dtypes = FLOATS,

@@ -45,7 +45,7 @@ __device__ inline void weigh(float (&scores)[MT][NT][4], float (&sums)[MT][W / 8
 
 /* Writes lse, and makes `factor` of the sums the reciprocal of the totals. */
 __device__ inline void finish(const attention_args &args, softmax_state &state,
-                              float (&factor)[MT][2], int64_t batch, int first)
+                              float (&factor)[MT][2], int64_t item, int first)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -57,7 +57,7 @@ __device__ inline void finish(const attention_args &args, softmax_state &state,
             factor[m][h] = total == 0 ? 0.0f : 1.0f / total;
             int query = first + m * 16 + h * 8;
             if (args.lse && threadIdx.x % 4 == 0 && query < args.queries)
-                ((float *)args.lse)[batch * args.queries + query] =
+                ((float *)args.lse)[item * args.queries + query] =
                     total == 0 ? -INFINITY : state.greatest[m][h] * (float)args.scale + logf(total);
         }
 }
@@ -69,15 +69,17 @@ template <typename T, int W> __device__ inline void flash(const attention_args &
     T *k = q + FLASH_QUERIES * row_size, *v = k + 2 * tile_size;
     int queries = (int)args.queries, keys = (int)args.keys, lane = threadIdx.x % WARP;
     bool causal = args.causal;
-    block_place place = place_of_block(args.batches, (queries + FLASH_QUERIES - 1) / FLASH_QUERIES,
+    block_place place = place_of_block(args.items, (queries + FLASH_QUERIES - 1) / FLASH_QUERIES,
                                        causal);
     int first = place.tile * FLASH_QUERIES, own = (int)threadIdx.x / WARP * MT * 16;
     int seen = causal && first + FLASH_QUERIES < keys ? first + FLASH_QUERIES : keys;
     float scale = (float)args.scale * LOG2_E;
 
-    copy_tile<W, FLASH_QUERIES>(q, args.q, place.batch, first, queries, args.width);
-    copy_tile<W, FLASH_KEYS>(k, args.k, place.batch, 0, keys, args.width);
-    copy_tile<W, FLASH_KEYS>(v, args.v, place.batch, 0, keys, args.value_width);
+    auto all_k = matrix_of<T>(args, args.k, place.item, keys, args.width);
+    auto all_v = matrix_of<T>(args, args.v, place.item, keys, args.value_width);
+    copy_tile<W, FLASH_QUERIES>(q, matrix_of<T>(args, args.q, place.item, queries, args.width), first);
+    copy_tile<W, FLASH_KEYS>(k, all_k, 0);
+    copy_tile<W, FLASH_KEYS>(v, all_v, 0);
 
     left_rows<T, W, MT, W <= 64> left(q + own * row_size);
     softmax_state state;
@@ -96,10 +98,8 @@ template <typename T, int W> __device__ inline void flash(const attention_args &
             left.keep();
         int next = key + FLASH_KEYS;
         if (next < seen) {
-            copy_tile<W, FLASH_KEYS>(k + (stage ^ 1) * tile_size, args.k, place.batch, next, keys,
-                                     args.width);
-            copy_tile<W, FLASH_KEYS>(v + (stage ^ 1) * tile_size, args.v, place.batch, next, keys,
-                                     args.value_width);
+            copy_tile<W, FLASH_KEYS>(k + (stage ^ 1) * tile_size, all_k, next);
+            copy_tile<W, FLASH_KEYS>(v + (stage ^ 1) * tile_size, all_v, next);
         }
         if (causal && key > first + own + MT * 16 - 1)
             continue; /* no row of this warp sees it */
@@ -112,9 +112,9 @@ template <typename T, int W> __device__ inline void flash(const attention_args &
     }
     end_copies();
     __syncthreads(); /* where there was no tile */
-    finish(args, state, factor, place.batch, first + own + place_of(lane).row);
-    store_sums<W>(sums, factor, q + own * row_size, args.y, place.batch, first + own, queries,
-                  args.value_width);
+    finish(args, state, factor, place.item, first + own + place_of(lane).row);
+    store_sums<W>(sums, factor, q + own * row_size,
+                  matrix_of<T>(args, args.y, place.item, queries, args.value_width), first + own);
 }
 
 #define KERNEL(T, W)                                                                               \

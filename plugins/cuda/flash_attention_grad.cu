@@ -7,18 +7,19 @@
 template <typename T> __device__ inline void sum_products(const attention_args &args)
 {
     constexpr int each = FLASH_THREADS / 16;
-    int64_t rows = args.batches * args.queries;
+    int64_t rows = args.items * args.queries;
     int column = threadIdx.x % 16 * 8;
     for (int64_t start = (int64_t)blockIdx.x * each; start < rows;
          start += (int64_t)gridDim.x * each) {
         int64_t row = start + threadIdx.x / 16;
         float sum = 0;
         if (row < rows && column < args.value_width) {
-            int64_t batch = row / args.queries, query = row % args.queries;
-            const T *grad_y = (const T *)args.grad_y.data + batch * args.grad_y.batch;
-            const T *y = (const T *)args.y.data + batch * args.y.batch;
-            uint4 words[2] = {*(const uint4 *)(grad_y + query * args.grad_y.row + column),
-                              *(const uint4 *)(y + query * args.y.row + column)};
+            unsigned item = (unsigned)(row / args.queries);
+            int64_t query = row % args.queries;
+            auto grad_y = matrix_of<T>(args, args.grad_y, item, args.queries, args.value_width);
+            auto y = matrix_of<T>(args, args.y, item, args.queries, args.value_width);
+            uint4 words[2] = {*(const uint4 *)(grad_y.data + query * grad_y.row + column),
+                              *(const uint4 *)(y.data + query * y.row + column)};
             T pairs[2][8];
             memcpy(pairs, words, sizeof pairs);
 #pragma unroll
@@ -51,16 +52,19 @@ template <typename T, int W> __device__ inline void flash_queries(const attentio
     int queries = (int)args.queries, keys = (int)args.keys;
     bool causal = args.causal;
     lane_place lane = place_of(threadIdx.x % WARP);
-    block_place place = place_of_block(args.batches, (queries + FLASH_QUERIES - 1) / FLASH_QUERIES,
+    block_place place = place_of_block(args.items, (queries + FLASH_QUERIES - 1) / FLASH_QUERIES,
                                        causal);
     int first = place.tile * FLASH_QUERIES, own = (int)threadIdx.x / WARP * MT * 16;
     int seen = causal && first + FLASH_QUERIES < keys ? first + FLASH_QUERIES : keys;
     float scale = (float)args.scale * LOG2_E;
 
-    copy_tile<W, FLASH_QUERIES>(q, args.q, place.batch, first, queries, args.width);
-    copy_tile<W, FLASH_QUERIES>(grad_y, args.grad_y, place.batch, first, queries, args.value_width);
-    copy_tile<W, FLASH_GRAD_KEYS>(k, args.k, place.batch, 0, keys, args.width);
-    copy_tile<W, FLASH_GRAD_KEYS>(v, args.v, place.batch, 0, keys, args.value_width);
+    auto all_k = matrix_of<T>(args, args.k, place.item, keys, args.width);
+    auto all_v = matrix_of<T>(args, args.v, place.item, keys, args.value_width);
+    copy_tile<W, FLASH_QUERIES>(q, matrix_of<T>(args, args.q, place.item, queries, args.width), first);
+    copy_tile<W, FLASH_QUERIES>(
+        grad_y, matrix_of<T>(args, args.grad_y, place.item, queries, args.value_width), first);
+    copy_tile<W, FLASH_GRAD_KEYS>(k, all_k, 0);
+    copy_tile<W, FLASH_GRAD_KEYS>(v, all_v, 0);
 
     left_rows<T, W, MT, W <= 64> left_q(q + own * row_size), left_grad(grad_y + own * row_size);
     float sums[MT][W / 8][4] = {}, base[MT][2], delta[MT][2], factor[MT][2];
@@ -69,7 +73,7 @@ template <typename T, int W> __device__ inline void flash_queries(const attentio
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int query = first + own + m * 16 + h * 8 + lane.row;
-            int64_t at = place.batch * queries + query;
+            int64_t at = (int64_t)place.item * queries + query;
             base[m][h] = query < queries ? base_of(((const float *)args.lse)[at]) : INFINITY;
             delta[m][h] = query < queries ? ((const float *)args.delta)[at] : 0;
             factor[m][h] = (float)args.scale;
@@ -83,10 +87,8 @@ template <typename T, int W> __device__ inline void flash_queries(const attentio
         }
         int next = key + FLASH_GRAD_KEYS;
         if (next < seen) {
-            copy_tile<W, FLASH_GRAD_KEYS>(k + (stage ^ 1) * tile_size, args.k, place.batch, next,
-                                          keys, args.width);
-            copy_tile<W, FLASH_GRAD_KEYS>(v + (stage ^ 1) * tile_size, args.v, place.batch, next,
-                                          keys, args.value_width);
+            copy_tile<W, FLASH_GRAD_KEYS>(k + (stage ^ 1) * tile_size, all_k, next);
+            copy_tile<W, FLASH_GRAD_KEYS>(v + (stage ^ 1) * tile_size, all_v, next);
         }
         if (causal && key > first + own + MT * 16 - 1)
             continue; /* no row of this warp sees it */
@@ -107,24 +109,38 @@ template <typename T, int W> __device__ inline void flash_queries(const attentio
     }
     end_copies();
     __syncthreads(); /* where there was no tile */
-    store_sums<W>(sums, factor, q + own * row_size, args.grad_q, place.batch, first + own, queries,
-                  args.width);
+    store_sums<W>(sums, factor, q + own * row_size,
+                  matrix_of<T>(args, args.grad_q, place.item, queries, args.width), first + own);
 }
 
 /* ---- grad_k and grad_v ------------------------------------------------------------------------------------- */
 
-/* A stage of what flash_keys() reads. */
+/* All that flash_keys() reads, of an item, */
+template <typename T> struct query_rows {
+    matrix<T> q, grad_y;
+    const float *lse, *delta;
+
+    __device__ query_rows(const attention_args &args, unsigned item)
+        : q(matrix_of<T>(args, args.q, item, args.queries, args.width)),
+          grad_y(matrix_of<T>(args, args.grad_y, item, args.queries, args.value_width)),
+          lse((const float *)args.lse + item * args.queries),
+          delta((const float *)args.delta + item * args.queries)
+    {
+    }
+};
+
+/* and a stage of it. */
 template <typename T, int W> struct query_stage {
     T q[FLASH_GRAD_QUERIES(W) * (W + FLASH_PAD)], grad_y[FLASH_GRAD_QUERIES(W) * (W + FLASH_PAD)];
     float lse[FLASH_GRAD_QUERIES(W)], delta[FLASH_GRAD_QUERIES(W)];
 
-    __device__ void copy(const attention_args &args, int64_t batch, int first)
+    __device__ void copy(const query_rows<T> &rows, int first)
     {
         constexpr int height = FLASH_GRAD_QUERIES(W);
-        copy_tile<W, height>(q, args.q, batch, first, args.queries, args.width);
-        copy_tile<W, height>(grad_y, args.grad_y, batch, first, args.queries, args.value_width);
-        copy_column<height>(lse, args.lse, batch * args.queries, first, args.queries);
-        copy_column<height>(delta, args.delta, batch * args.queries, first, args.queries);
+        copy_tile<W, height>(q, rows.q, first);
+        copy_tile<W, height>(grad_y, rows.grad_y, first);
+        copy_column<height>(lse, rows.lse, first, rows.q.rows);
+        copy_column<height>(delta, rows.delta, first, rows.q.rows);
     }
 };
 
@@ -139,15 +155,16 @@ template <typename T, int W> __device__ inline void flash_keys(const attention_a
     int queries = (int)args.queries, keys = (int)args.keys;
     bool causal = args.causal;
     lane_place lane = place_of(threadIdx.x % WARP);
-    block_place place = place_of_block(args.batches, (keys + own_keys - 1) / own_keys, false);
+    block_place place = place_of_block(args.items, (keys + own_keys - 1) / own_keys, false);
     int first = place.tile * own_keys, own = (int)threadIdx.x / WARP * MT * 16;
     int start = causal ? first / height * height : 0;
     float scale = (float)args.scale * LOG2_E;
 
-    copy_tile<W, own_keys>(k, args.k, place.batch, first, keys, args.width);
-    copy_tile<W, own_keys>(v, args.v, place.batch, first, keys, args.value_width);
+    query_rows<T> all(args, place.item);
+    copy_tile<W, own_keys>(k, matrix_of<T>(args, args.k, place.item, keys, args.width), first);
+    copy_tile<W, own_keys>(v, matrix_of<T>(args, args.v, place.item, keys, args.value_width), first);
     if (start < queries)
-        stages[0].copy(args, place.batch, start);
+        stages[0].copy(all, start);
 
     left_rows<T, W, MT, false> left_k(k + own * row_size), left_v(v + own * row_size);
     float k_sums[MT][W / 8][4] = {}, v_sums[MT][W / 8][4] = {}, factor[MT][2];
@@ -156,7 +173,7 @@ template <typename T, int W> __device__ inline void flash_keys(const attention_a
         __syncthreads(); /* the tile is there, and the other stage has been read */
         const query_stage<T, W> &tile = stages[stage];
         if (query + height < queries)
-            stages[stage ^ 1].copy(args, place.batch, query + height);
+            stages[stage ^ 1].copy(all, query + height);
         if (causal && first + own > query + height - 1)
             continue; /* no query sees a key of this warp */
         float weights[MT][NT][4], grads[MT][NT][4];
@@ -197,14 +214,14 @@ template <typename T, int W> __device__ inline void flash_keys(const attention_a
     for (int m = 0; m < MT; m++)
         factor[m][0] = factor[m][1] = 1;
     if (args.grad_v.data)
-        store_sums<W>(v_sums, factor, v + own * row_size, args.grad_v, place.batch, first + own,
-                      keys, args.value_width);
+        store_sums<W>(v_sums, factor, v + own * row_size,
+                      matrix_of<T>(args, args.grad_v, place.item, keys, args.value_width), first + own);
 #pragma unroll
     for (int m = 0; m < MT; m++)
         factor[m][0] = factor[m][1] = (float)args.scale;
     if (args.grad_k.data)
-        store_sums<W>(k_sums, factor, k + own * row_size, args.grad_k, place.batch, first + own,
-                      keys, args.width);
+        store_sums<W>(k_sums, factor, k + own * row_size,
+                      matrix_of<T>(args, args.grad_k, place.item, keys, args.width), first + own);
 }
 
 #define KERNELS(T, W)                                                                              \
