@@ -38,8 +38,8 @@ bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *
         return false;
     int width = width_of(args), most = td__cuda_device_of(q)->shared_memory;
     return FLASH_SHARED(width, FLASH_QUERIES, FLASH_KEYS) <= most &&
-           FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS) <= most &&
-           FLASH_SHARED(width, 2 * FLASH_OWN_KEYS(width), FLASH_GRAD_QUERIES(width)) <= most &&
+           FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS(width)) <= most &&
+           FLASH_SHARED(width, 2 * FLASH_OWN_KEYS(width), FLASH_GRAD_QUERIES) <= most &&
            aligned(args, &args->q, l) && aligned(args, &args->k, s) && aligned(args, &args->v, s) &&
            aligned(args, &args->y, l) && aligned(args, &args->grad_y, l) &&
            aligned(args, &args->grad_q, l) && aligned(args, &args->grad_k, s) &&
@@ -93,9 +93,9 @@ td_status td__cuda_flash_grad(const struct attention_args *args, const td_tensor
     td_status status = run_delta(args, q);
     if (!status && args->grad_q.data)
         status = run(queries, args, q, args->queries, FLASH_QUERIES,
-                     FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS));
+                     FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS(width)));
     if (!status && (args->grad_k.data || args->grad_v.data))
         status = run(keys, args, q, args->keys, own,
-                     FLASH_SHARED(width, 2 * own, FLASH_GRAD_QUERIES(width)));
+                     FLASH_SHARED(width, 2 * own, FLASH_GRAD_QUERIES));
     return status;
 }

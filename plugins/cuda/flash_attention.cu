@@ -104,6 +104,7 @@ template <typename T, int W> __device__ inline void flash(const attention_args &
         if (causal && key > first + own + MT * 16 - 1)
             continue; /* no row of this warp sees it */
         float scores[MT][NT][4];
+        clear_sums(scores);
         dot_rows(scores, left, k + stage * tile_size);
         if (next > keys || (causal && next > first + own + 1))
             hide_keys(scores, first + own, key, keys, causal);

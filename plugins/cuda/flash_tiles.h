@@ -154,13 +154,8 @@ template <typename T, int W, int MT, bool kept> struct left_rows {
     }
 };
 
-/* sums [MT * 16, NT * 8] = left rows times the rows of a tile: the dot products of rows. */
-template <int NT, typename T, int W, int MT, bool kept>
-__device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, MT, kept> &left,
-                                const T *right)
+template <int MT, int NT> __device__ inline void clear_sums(float (&sums)[MT][NT][4])
 {
-    int lane = threadIdx.x % WARP;
-    right += (lane / 16 * 8 + lane % 8) * (W + FLASH_PAD) + lane / 8 % 2 * 8;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -168,6 +163,15 @@ __device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, 
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 sums[m][n][i] = 0;
+}
+
+/* sums [MT * 16, NT * 8] += left rows times the rows of a tile: the dot products of rows. */
+template <int NT, typename T, int W, int MT, bool kept>
+__device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, MT, kept> &left,
+                                const T *right)
+{
+    int lane = threadIdx.x % WARP;
+    right += (lane / 16 * 8 + lane % 8) * (W + FLASH_PAD) + lane / 8 % 2 * 8;
 #pragma unroll
     for (int k = 0; k < W / 16; k++) {
         uint32_t a[MT][4];
