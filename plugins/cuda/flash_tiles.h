@@ -189,13 +189,30 @@ __device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, 
     }
 }
 
+/* sums [MT * 16, W] += weights [MT * 16, 16] times 16 rows of a tile. */
+template <typename T, int W, int MT>
+__device__ inline void add_16_rows(float (&sums)[MT][W / 8][4], const uint32_t (&weights)[MT][4],
+                                   const T *right)
+{
+    int lane = threadIdx.x % WARP;
+    right += lane % 16 * (W + FLASH_PAD) + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < W / 8; n += 2) {
+        uint32_t b[4];
+        load_fragments<true>(b, right + n * 8);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            multiply<T>(sums[m][n], weights[m], b[0], b[1]);
+            multiply<T>(sums[m][n + 1], weights[m], b[2], b[3]);
+        }
+    }
+}
+
 /* sums [MT * 16, W] += weights [MT * 16, NT * 8] times the rows of a tile. */
 template <typename T, int W, int MT, int NT>
 __device__ inline void add_weighted(float (&sums)[MT][W / 8][4], const float (&weights)[MT][NT][4],
                                     const T *right)
 {
-    int lane = threadIdx.x % WARP;
-    right += lane % 16 * (W + FLASH_PAD) + lane / 16 * 8;
 #pragma unroll
     for (int k = 0; k < NT / 2; k++) {
         uint32_t a[MT][4];
@@ -205,16 +222,7 @@ __device__ inline void add_weighted(float (&sums)[MT][W / 8][4], const float (&w
             for (int i = 0; i < 4; i++)
                 a[m][i] = pack<T>(weights[m][2 * k + i / 2][i % 2 * 2],
                                   weights[m][2 * k + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-        for (int n = 0; n < W / 8; n += 2) {
-            uint32_t b[4];
-            load_fragments<true>(b, right + k * 16 * (W + FLASH_PAD) + n * 8);
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                multiply<T>(sums[m][n], a[m], b[0], b[1]);
-                multiply<T>(sums[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
+        add_16_rows<T, W>(sums, a, right + k * 16 * (W + FLASH_PAD));
     }
 }
 
