@@ -15,7 +15,7 @@ enum mask { NO_MASK, FULL_MASK, ROW_MASK, COLUMN_MASK, HOLES };
 
 struct attention {
     td_dtype dtype;
-    int64_t b, l, s, d, e;
+    int64_t n, b, l, s, d, e; /* b: items, n batches (0: 1) of b / n heads */
     bool causal;
     enum mask mask_kind;
     double scale;
@@ -25,19 +25,21 @@ struct attention {
 static const char *name_of(const struct attention *a)
 {
     static char text[160];
-    snprintf(text, sizeof text, "attention %s b %lld l %lld s %lld d %lld e %lld causal %d mask %d",
-             td_dtype_name(a->dtype), (long long)a->b, (long long)a->l, (long long)a->s,
-             (long long)a->d, (long long)a->e, a->causal, a->mask_kind);
+    snprintf(text, sizeof text,
+             "attention %s n %lld b %lld l %lld s %lld d %lld e %lld causal %d mask %d",
+             td_dtype_name(a->dtype), (long long)a->n, (long long)a->b, (long long)a->l,
+             (long long)a->s, (long long)a->d, (long long)a->e, a->causal, a->mask_kind);
     return text;
 }
 
-/* [b, rows, columns]: contiguous, or with the items between the rows, [rows, b, columns]. */
+/* [n, heads, rows, columns]: contiguous, or with the heads between the rows, [n, rows, heads, columns]. */
 static td_tensor *make(const struct attention *a, int64_t rows, int64_t columns, bool between)
 {
+    int64_t heads = a->b / a->n;
     if (!between)
-        return any_tensor(SHAPE(a->b, rows, columns), a->dtype, 1);
-    td_tensor *base = any_tensor(SHAPE(rows, a->b, columns), a->dtype, 1);
-    td_tensor *view = td_transpose(base, 0, 1);
+        return any_tensor(SHAPE(a->n, heads, rows, columns), a->dtype, 1);
+    td_tensor *base = any_tensor(SHAPE(a->n, rows, heads, columns), a->dtype, 1);
+    td_tensor *view = td_transpose(base, 1, 2);
     td_tensor_release(base);
     return view;
 }
@@ -58,19 +60,20 @@ static td_tensor *make_mask(const struct attention *a)
     for (int64_t i = 0; a->mask_kind == HOLES && i < b * l * s; i++)
         if (any_integer(3) == 0 || (i / s / l == b - 1 && i / s % l < 3))
             put_number(base, i, -INFINITY);
-    int64_t strides[] = {l * s, s, 1};
+    int64_t heads = b / a->n, strides[] = {heads * l * s, l * s, s, 1};
     if (a->mask_kind == ROW_MASK)
-        strides[0] = strides[1] = 0;
+        strides[0] = strides[1] = strides[2] = 0;
     if (a->mask_kind == COLUMN_MASK)
-        strides[0] = strides[2] = 0, strides[1] = 1;
-    td_tensor *mask = td_from_blob(td_tensor_data(base), SHAPE(b, l, s), strides, a->dtype, NULL,
-                                   release_base, base);
+        strides[0] = strides[1] = strides[3] = 0, strides[2] = 1;
+    td_tensor *mask = td_from_blob(td_tensor_data(base), SHAPE(a->n, heads, l, s), strides,
+                                   a->dtype, NULL, release_base, base);
     CHECK(mask);
     return mask;
 }
 
 static void make_all(struct attention *a, bool between)
 {
+    a->n = a->n ? a->n : 1;
     a->scale = a->d ? 1 / sqrt((double)a->d) * 2 : 1;
     a->q = make(a, a->l, a->d, between);
     a->k = make(a, a->s, a->d, between);
@@ -80,7 +83,7 @@ static void make_all(struct attention *a, bool between)
     a->gq = make(a, a->l, a->d, between);
     a->gk = make(a, a->s, a->d, between);
     a->gv = make(a, a->s, a->e, between);
-    a->lse = any_tensor(SHAPE(a->b, a->l), statistics_of(a->dtype), 1);
+    a->lse = any_tensor(SHAPE(a->n, a->b / a->n, a->l), statistics_of(a->dtype), 1);
     a->mask = a->mask_kind ? make_mask(a) : NULL;
 }
 
@@ -92,8 +95,9 @@ static void release_attention(struct attention *a)
 
 static double at(const td_tensor *t, int64_t i, int64_t j, int64_t k)
 {
-    return number_at(t, i * td_tensor_stride(t, 0) + j * td_tensor_stride(t, 1) +
-                            k * td_tensor_stride(t, 2));
+    int64_t heads = td_tensor_size(t, 1);
+    return number_at(t, i / heads * td_tensor_stride(t, 0) + i % heads * td_tensor_stride(t, 1) +
+                            j * td_tensor_stride(t, 2) + k * td_tensor_stride(t, 3));
 }
 
 /* The softmax of a row; returns the logarithm of its sum. Without a finite score all is 0. */
@@ -190,7 +194,7 @@ static const int64_t shapes[][5] = {
     {1, 1, 1, 1, 1},     {2, 3, 5, 4, 6},    {1, 128, 128, 16, 8}, {2, 130, 70, 16, 8},
     {1, 70, 300, 9, 5},  {1, 5, 600, 3, 33}, {1, 300, 2, 3, 4},    {2, 0, 4, 3, 2},
     {2, 4, 0, 3, 2},     {0, 4, 4, 3, 2},    {1, 4, 4, 0, 2},      {1, 4, 4, 3, 0},
-    {1, 257, 257, 2, 1},
+    {1, 257, 257, 2, 1}, {6, 3, 5, 4, 6},
 };
 
 TEST(attention_of_many_shapes, .deadline_s = 60)
@@ -199,6 +203,7 @@ TEST(attention_of_many_shapes, .deadline_s = 60)
         for (int way = 0; way < 20; way++) {
             const int64_t *n = shapes[s];
             struct attention a = {.dtype = TD_F32,
+                                  .n = n[0] % 2 ? 1 : n[0] / 2,
                                   .b = n[0],
                                   .l = n[1],
                                   .s = n[2],
@@ -215,7 +220,8 @@ TEST(attention_of_each_dtype, .deadline_s = 60)
     for (int t = 0; t < FLOAT_DTYPES; t++)
         for (int way = 0; way < 20; way++) {
             struct attention a = {.dtype = float_dtypes[t],
-                                  .b = 2,
+                                  .n = 2,
+                                  .b = way < 10 ? 2 : 4,
                                   .l = 67,
                                   .s = 261,
                                   .d = 5,

@@ -125,6 +125,28 @@ TEST(attention_puts_heads_where_they_were)
     }
 }
 
+/* More dimensions before the heads than the kernel has: they are one, or looped over where a broadcast is between them. */
+TEST(attention_of_many_dimensions)
+{
+    static const struct attention plain = {.mask = {0}}, causal = {.causal = true};
+    static const int64_t shapes[][3][5] = {
+        {{2, 3, 2, 4, 3}, {2, 3, 2, 5, 3}, {2, 3, 2, 5, 2}},
+        {{2, 3, 2, 4, 3}, {1, 3, 2, 5, 3}, {2, 1, 2, 5, 2}},
+        {{2, 1, 2, 4, 3}, {1, 3, 1, 5, 3}, {2, 3, 2, 5, 2}},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        TD_SCOPE;
+        td_tensor *x[3];
+        for (int t = 0; t < 3; t++)
+            x[t] = random_of(shapes[i][t], 5);
+        check_near(attend(x, &plain), slow_attention(x, &plain), 1e-10);
+        gradcheck("attention of five dimensions", attend, &causal, x, 3);
+        td_tensor *turned[] = {td_transpose(x[0], 0, 1), td_transpose(x[1], 0, 1),
+                               td_transpose(x[2], 0, 1)};
+        check_near(attend(turned, &causal), td_transpose(attend(x, &causal), 0, 1), 1e-10);
+    }
+}
+
 /* A row that sees nothing is 0, in both ways of computing it, and so are its gradients. */
 TEST(attention_of_a_row_that_sees_nothing)
 {
@@ -193,6 +215,45 @@ TEST(attention_refuses)
         CHECK_NULL(td_scaled_dot_product_attention(q, k, k, &(td_attention_options){.dropout = 2}),
                    "dropout is 2");
         CHECK(!td_scaled_dot_product_attention(NULL, k, k, NULL));
+    }
+}
+
+static td_tensor *attend_to_parts(td_tensor *const *x, const void *arg)
+{
+    td_tensor *parts[3];
+    if (td_split_heads(x[0], 3, 2, parts))
+        return NULL;
+    td_tensor *y = td_scaled_dot_product_attention(parts[0], parts[1], parts[2],
+                                                   &(td_attention_options){.causal = true});
+    return *(const bool *)arg ? td_add(y, parts[1])
+                              : y; /* a part with two gradients is a tensor by itself */
+}
+
+/* The gradients of the parts of a projection are the parts of its gradient, which is not copied together. */
+TEST(attention_to_parts_of_a_projection)
+{
+    static const int64_t shapes[][3] = {{2, 3, 12}, {1, 4, 12}, {3, 1, 6}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (int more = 0; more < 2; more++) {
+            TD_SCOPE;
+            gradcheck("attention to parts", attend_to_parts, &(bool){more},
+                      (td_tensor *[]){gradcheck_random(shapes[i], 3, -1, 1)}, 1);
+        }
+    {
+        TD_SCOPE;
+        td_tensor *x = gradcheck_random(SHAPE(2, 3, 12), -1, 1), *parts[3];
+        td_tensor_set_requires_grad(x, true);
+        td_tensor *y = td_mul_scalar(x, 2);
+        CHECK_OK(td_tensor_retain_grad(y));
+        CHECK_OK(td_split_heads(y, 3, 2, parts));
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(td_tensor_retain_grad(parts[i]));
+        CHECK_OK(td_backward(
+            td_sum(td_scaled_dot_product_attention(parts[0], parts[1], parts[2], NULL))));
+        char *whole = td_tensor_data(td_tensor_grad(y));
+        for (int i = 0; i < 3; i++)
+            CHECK((char *)td_tensor_data(td_tensor_grad(parts[i])) ==
+                  whole + 4 * i * sizeof(double));
     }
 }
 

@@ -68,9 +68,10 @@ static const td_window window = {
       t[6], t[7])                                                                                  \
     X(softmax, 1, "f2,5,3 f2,5,3", t[0], t[1], true)                                               \
     X(softmax_grad, 1, "f2,5,3 f2,5,3 f2,5,3", t[0], t[1], t[2], false)                            \
-    X(attention, 1, "f2,4,3 f2,4 f2,4,6 f2,5,6 f2,5,3 f2,4,5", t[0], t[1], t[2], t[3], t[4], t[5], \
-      false, 0.4)                                                                                  \
-    X(attention_grad, 1, "f2,4,6 f2,5,6 f2,5,3 f2,4,3 f2,4,6 f2,5,6 f2,5,3 f2,4,3 f2,4 f2,4,5",    \
+    X(attention, 1, "f2,3,4,3 f2,3,4 f2,3,4,6 f2,3,5,6 f2,3,5,3 f2,3,4,5", t[0], t[1], t[2], t[3], \
+      t[4], t[5], false, 0.4)                                                                      \
+    X(attention_grad, 1,                                                                           \
+      "f2,3,4,6 f2,3,5,6 f2,3,5,3 f2,3,4,3 f2,3,4,6 f2,3,5,6 f2,3,5,3 f2,3,4,3 f2,3,4 f2,3,4,5",   \
       t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9], true, 0.4)                       \
     X(index_select, 1, "f4,3 f5,3 i4", t[0], t[1], 0, t[2])                                        \
     X(index_add, 1, "f5,3 i4 f4,3", t[0], 0, t[1], t[2])                                           \

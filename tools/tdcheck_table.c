@@ -301,7 +301,9 @@ const struct check_row check_rows[] = {
          "2x5x4 2x7x4 2x7x3 - : 0 0; 2x3x5x4 2x3x5x4 2x3x5x4 - : 1 0; 5x4 7x4 7x3 5x7 : 0 0.5; "
          "2x3x5x4 2x3x6x4 2x3x6x4 5x6 : 0 0; 1x1x1x1 1x1x1x1 1x1x1x1 - : 0 0; 2x33x16 2x65x16 2x65x16 - : 0 0; "
          "2x70x64 2x150x64 2x150x64 - : 1 0; 1x150x128 1x70x128 1x70x128 - : 0 0; "
-         "2x150x40 2x70x40 2x70x24 - : 1 0.25"},
+         "2x150x40 2x70x40 2x70x24 - : 1 0.25; 2x2x3x33x16 1x2x3x65x16 2x1x3x65x16 - : 1 0; "
+         "2x2x130x64 2x2x130x64 2x2x130x64 - : 1 0; 1x33x64 1x200x64 1x200x64 - : 0 1; "
+         "2x70x32 2x150x32 2x150x32 - : 1 0.7"},
     {.name = "attention_mask",
      .call = check_attention,
      .dtypes = FLOATS,

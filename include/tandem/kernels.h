@@ -251,10 +251,12 @@ typedef struct td_kernels {
     /* ---- Attention: q [B, L, D], k [B, S, D], v [B, S, E] (B: batch times heads), the last
      * dimension with stride 1, the others any; f32, f64, halves --------------------------------- */
 
-    /** out [B, L, E] = softmax(scale q k^T + mask) v, without ever holding all of B L S. mask
-     *  [B, L, S] is of q's dtype and added, broadcast by strides of 0, or NULL. causal: row i sees
-     *  columns up to i only. lse [B, L] (f32, f64 for f64; contiguous): the logarithm of each row's
-     *  sum, for the gradient; may be NULL. A fully masked row is 0. */
+    /** out [N, H, L, E] = softmax(scale q k^T + mask) v for all batches N and heads H, without ever
+     *  holding all of L S: q [N, H, L, D], k [N, H, S, D], v [N, H, S, E]. All of any strides, but
+     *  of 1 in the last dimension. mask [N, H, L, S] is of q's dtype and added, broadcast by strides
+     *  of 0, or NULL. causal: row i sees columns up to i only. lse [N, H, L] (f32, f64 for f64;
+     *  contiguous): the logarithm of each row's sum, for the gradient; may be NULL. A fully masked
+     *  row is 0. */
     td_status (*attention)(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
                            const td_tensor *v, const td_tensor *mask, bool causal, double scale);
     /** From the result y and lse. Each of the three results may be NULL. */

@@ -11,9 +11,10 @@ template <typename C> struct greater {
     }
 };
 
-template <typename T> __device__ inline const T *row_of(const attention_rows &rows, int64_t batch, int64_t row)
+template <typename T>
+__device__ inline const T *row_of(const attention_args &args, const attention_rows &rows, int64_t item, int64_t row)
 {
-    return (const T *)rows.data + batch * rows.batch + row * rows.row;
+    return (const T *)rows.data + item / args.heads * rows.batch + item % args.heads * rows.head + row * rows.row;
 }
 
 /* Copies a row to shared memory. */
@@ -50,14 +51,15 @@ __device__ inline void add_rows(C *to, C weight, const T *rows, int64_t stride, 
 
 /* The score of a query and a key, of which one is in shared memory; -infinity where it is masked. */
 template <typename T, typename C>
-__device__ inline C score(const attention_args &args, const C *kept, const T *other, int64_t batch, int64_t query,
+__device__ inline C score(const attention_args &args, const C *kept, const T *other, int64_t item, int64_t query,
                           int64_t key)
 {
     if (args.causal && key > query)
         return -(C)INFINITY;
     C value = (C)args.scale * dot(kept, other, args.width);
     if (args.mask)
-        value += load(((const T *)args.mask)[batch * args.mask_batch + query * args.mask_row + key * args.mask_column]);
+        value += load(((const T *)args.mask)[item / args.heads * args.mask_batch + item % args.heads * args.mask_head +
+                                             query * args.mask_row + key * args.mask_column]);
     return value;
 }
 
@@ -67,17 +69,17 @@ template <typename T> __device__ void attend(const attention_args &args)
     TD_SHARED(C, memory);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     C *q = memory + warp * (args.width + args.value_width), *sum = q + args.width;
-    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.batches * args.queries;
+    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.items * args.queries;
          i += (int64_t)gridDim.x * warps) {
-        int64_t batch = i / args.queries, query = i % args.queries;
-        keep(q, row_of<T>(args.q, batch, query), args.width, lane);
+        int64_t item = i / args.queries, query = i % args.queries;
+        keep(q, row_of<T>(args, args.q, item, query), args.width, lane);
         clear(sum, args.value_width, lane);
         __syncwarp();
         C greatest = -(C)INFINITY, total = 0;
         int64_t keys = args.causal && query + 1 < args.keys ? query + 1 : args.keys;
         for (int64_t first = 0; first < keys; first += WARP) {
             int lanes = keys - first < WARP ? (int)(keys - first) : WARP;
-            C s = lane < lanes ? score(args, q, row_of<T>(args.k, batch, first + lane), batch, query, first + lane)
+            C s = lane < lanes ? score(args, q, row_of<T>(args, args.k, item, first + lane), item, query, first + lane)
                                : -(C)INFINITY;
             C most = reduce_warp(s, greater<C>());
             if (!(most > greatest))
@@ -89,9 +91,9 @@ template <typename T> __device__ void attend(const attention_args &args)
             if (factor != C(1))
                 for (int64_t e = lane; e < args.value_width; e += WARP)
                     sum[e] *= factor;
-            add_rows(sum, p, row_of<T>(args.v, batch, first), args.v.row, args.value_width, lanes, lane);
+            add_rows(sum, p, row_of<T>(args, args.v, item, first), args.v.row, args.value_width, lanes, lane);
         }
-        T *out = (T *)row_of<T>(args.y, batch, query);
+        T *out = (T *)row_of<T>(args, args.y, item, query);
         for (int64_t e = lane; e < args.value_width; e += WARP)
             out[e] = store<T>(total == C(0) ? C(0) : sum[e] / total);
         if (args.lse && !lane)
@@ -105,10 +107,10 @@ template <typename T> __device__ void prepare(const attention_args &args)
 {
     typedef typename compute<T>::type C;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.batches * args.queries;
+    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.items * args.queries;
          i += (int64_t)gridDim.x * warps) {
-        const T *grad_y = row_of<T>(args.grad_y, i / args.queries, i % args.queries);
-        const T *y = row_of<T>(args.y, i / args.queries, i % args.queries);
+        const T *grad_y = row_of<T>(args, args.grad_y, i / args.queries, i % args.queries);
+        const T *y = row_of<T>(args, args.y, i / args.queries, i % args.queries);
         C sum = 0;
         for (int64_t e = lane; e < args.value_width; e += WARP)
             sum += load(grad_y[e]) * load(y[e]);
@@ -129,11 +131,11 @@ template <typename T> __device__ void grad_query(const attention_args &args)
     TD_SHARED(C, memory);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     C *q = memory + warp * (2 * args.width + args.value_width), *sum = q + args.width, *grad_y = sum + args.width;
-    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.batches * args.queries;
+    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.items * args.queries;
          i += (int64_t)gridDim.x * warps) {
-        int64_t batch = i / args.queries, query = i % args.queries;
-        keep(q, row_of<T>(args.q, batch, query), args.width, lane);
-        keep(grad_y, row_of<T>(args.grad_y, batch, query), args.value_width, lane);
+        int64_t item = i / args.queries, query = i % args.queries;
+        keep(q, row_of<T>(args, args.q, item, query), args.width, lane);
+        keep(grad_y, row_of<T>(args, args.grad_y, item, query), args.value_width, lane);
         clear(sum, args.width, lane);
         __syncwarp();
         C lse = ((const C *)args.lse)[i], delta = ((const C *)args.delta)[i];
@@ -143,14 +145,14 @@ template <typename T> __device__ void grad_query(const attention_args &args)
             C grad = 0;
             if (lane < lanes) {
                 int64_t key = first + lane;
-                C p = probability(score(args, q, row_of<T>(args.k, batch, key), batch, query, key), lse);
+                C p = probability(score(args, q, row_of<T>(args, args.k, item, key), item, query, key), lse);
                 grad = p == C(0) ? C(0)
-                                 : p * (dot(grad_y, row_of<T>(args.v, batch, key), args.value_width) - delta) *
+                                 : p * (dot(grad_y, row_of<T>(args, args.v, item, key), args.value_width) - delta) *
                                        (C)args.scale;
             }
-            add_rows(sum, grad, row_of<T>(args.k, batch, first), args.k.row, args.width, lanes, lane);
+            add_rows(sum, grad, row_of<T>(args, args.k, item, first), args.k.row, args.width, lanes, lane);
         }
-        T *out = (T *)row_of<T>(args.grad_q, batch, query);
+        T *out = (T *)row_of<T>(args, args.grad_q, item, query);
         for (int64_t d = lane; d < args.width; d += WARP)
             out[d] = store<T>(sum[d]);
         __syncwarp();
@@ -164,10 +166,10 @@ template <typename T> __device__ void grad_key(const attention_args &args)
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     C *k = memory + warp * 2 * (args.width + args.value_width), *v = k + args.width;
     C *k_sum = v + args.value_width, *v_sum = k_sum + args.width;
-    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.batches * args.keys; i += (int64_t)gridDim.x * warps) {
-        int64_t batch = i / args.keys, key = i % args.keys;
-        keep(k, row_of<T>(args.k, batch, key), args.width, lane);
-        keep(v, row_of<T>(args.v, batch, key), args.value_width, lane);
+    for (int64_t i = (int64_t)blockIdx.x * warps + warp; i < args.items * args.keys; i += (int64_t)gridDim.x * warps) {
+        int64_t item = i / args.keys, key = i % args.keys;
+        keep(k, row_of<T>(args, args.k, item, key), args.width, lane);
+        keep(v, row_of<T>(args, args.v, item, key), args.value_width, lane);
         clear(k_sum, args.width + args.value_width, lane);
         __syncwarp();
         int64_t start = args.causal ? key / WARP * WARP : 0;
@@ -175,23 +177,25 @@ template <typename T> __device__ void grad_key(const attention_args &args)
             int lanes = args.queries - first < WARP ? (int)(args.queries - first) : WARP;
             C p = 0, grad = 0;
             if (lane < lanes) {
-                int64_t query = first + lane, at = batch * args.queries + query;
-                p = probability(score(args, k, row_of<T>(args.q, batch, query), batch, query, key),
+                int64_t query = first + lane, at = item * args.queries + query;
+                p = probability(score(args, k, row_of<T>(args, args.q, item, query), item, query, key),
                                 ((const C *)args.lse)[at]);
                 if (p != C(0))
                     grad = p *
-                           (dot(v, row_of<T>(args.grad_y, batch, query), args.value_width) - ((const C *)args.delta)[at]) *
+                           (dot(v, row_of<T>(args, args.grad_y, item, query), args.value_width) -
+                            ((const C *)args.delta)[at]) *
                            (C)args.scale;
             }
-            add_rows(k_sum, grad, row_of<T>(args.q, batch, first), args.q.row, args.width, lanes, lane);
-            add_rows(v_sum, p, row_of<T>(args.grad_y, batch, first), args.grad_y.row, args.value_width, lanes, lane);
+            add_rows(k_sum, grad, row_of<T>(args, args.q, item, first), args.q.row, args.width, lanes, lane);
+            add_rows(v_sum, p, row_of<T>(args, args.grad_y, item, first), args.grad_y.row, args.value_width, lanes,
+                     lane);
         }
         if (args.grad_k.data)
             for (int64_t d = lane; d < args.width; d += WARP)
-                ((T *)row_of<T>(args.grad_k, batch, key))[d] = store<T>(k_sum[d]);
+                ((T *)row_of<T>(args, args.grad_k, item, key))[d] = store<T>(k_sum[d]);
         if (args.grad_v.data)
             for (int64_t e = lane; e < args.value_width; e += WARP)
-                ((T *)row_of<T>(args.grad_v, batch, key))[e] = store<T>(v_sum[e]);
+                ((T *)row_of<T>(args, args.grad_v, item, key))[e] = store<T>(v_sum[e]);
         __syncwarp();
     }
 }

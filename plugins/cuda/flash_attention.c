@@ -24,7 +24,8 @@ static bool aligned(const struct attention_args *args, const struct attention_ro
                     int64_t count)
 {
     return (uintptr_t)rows->data % 16 == 0 && (count <= 1 || rows->row % 8 == 0) &&
-           (args->batches <= 1 || rows->batch % 8 == 0);
+           (args->heads <= 1 || rows->head % 8 == 0) &&
+           (args->items <= args->heads || rows->batch % 8 == 0);
 }
 
 bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *q)
@@ -33,12 +34,12 @@ bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *
     int64_t widths = args->width | args->value_width, l = args->queries, s = args->keys;
     if ((dtype != TD_F16 && dtype != TD_BF16) || args->mask || !(args->scale > 0) || !widths ||
         widths % 8 || args->width > MOST_WIDTH || args->value_width > MOST_WIDTH || l > MOST_ROWS ||
-        s > MOST_ROWS || args->batches * (l / FLASH_QUERIES + s / 64 + 1) > INT32_MAX)
+        s > MOST_ROWS || args->items * (l / FLASH_QUERIES + s / 64 + 1) > INT32_MAX)
         return false;
     int width = width_of(args), most = td__cuda_device_of(q)->shared_memory;
     return FLASH_SHARED(width, FLASH_QUERIES, FLASH_KEYS) <= most &&
-           FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS) <= most &&
-           FLASH_SHARED(width, 2 * FLASH_OWN_KEYS(width), FLASH_GRAD_QUERIES(width)) <= most &&
+           FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS(width)) <= most &&
+           FLASH_SHARED(width, 2 * FLASH_OWN_KEYS(width), FLASH_GRAD_QUERIES) <= most &&
            aligned(args, &args->q, l) && aligned(args, &args->k, s) && aligned(args, &args->v, s) &&
            aligned(args, &args->y, l) && aligned(args, &args->grad_y, l) &&
            aligned(args, &args->grad_q, l) && aligned(args, &args->grad_k, s) &&
@@ -49,7 +50,7 @@ bool td__cuda_flash_applies(const struct attention_args *args, const td_tensor *
 static td_status run(struct cuda_kernel kernels[2][WIDTHS], const struct attention_args *args,
                      const td_tensor *q, int64_t rows, int64_t height, int shared)
 {
-    int64_t blocks = (rows + height - 1) / height * args->batches;
+    int64_t blocks = (rows + height - 1) / height * args->items;
     if (!blocks)
         return TD_OK;
     struct cuda_kernel *kernel =
@@ -72,7 +73,7 @@ static td_status run_delta(const struct attention_args *args, const td_tensor *q
     static struct cuda_kernel kernels[] = {
         TD__CUDA_KERNEL(flash_attention_grad, "flash_delta_f16"),
         TD__CUDA_KERNEL(flash_attention_grad, "flash_delta_bf16")};
-    int64_t rows = args->batches * args->queries, each = FLASH_THREADS / 16;
+    int64_t rows = args->items * args->queries, each = FLASH_THREADS / 16;
     int64_t blocks = (rows + each - 1) / each;
     if (!rows)
         return TD_OK;
@@ -92,9 +93,9 @@ td_status td__cuda_flash_grad(const struct attention_args *args, const td_tensor
     td_status status = run_delta(args, q);
     if (!status && args->grad_q.data)
         status = run(queries, args, q, args->queries, FLASH_QUERIES,
-                     FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS));
+                     FLASH_SHARED(width, 2 * FLASH_QUERIES, FLASH_GRAD_KEYS(width)));
     if (!status && (args->grad_k.data || args->grad_v.data))
         status = run(keys, args, q, args->keys, own,
-                     FLASH_SHARED(width, 2 * own, FLASH_GRAD_QUERIES(width)));
+                     FLASH_SHARED(width, 2 * own, FLASH_GRAD_QUERIES));
     return status;
 }

@@ -19,35 +19,50 @@ __device__ inline lane_place place_of(int lane)
     return {lane / 4, lane % 4 * 2};
 }
 
-/* Which tile and batch a block has. Batches go in groups that have their rows in the L2 cache together; in a group the
+/* Which tile and item a block has. Items go in groups that have their rows in the L2 cache together; in a group the
  * tiles with the most work come first. */
 struct block_place {
-    int64_t batch;
+    unsigned item;
     int tile;
 };
 
-__device__ inline block_place place_of_block(int64_t batches, int tiles, bool last_first)
+__device__ inline block_place place_of_block(int64_t items, int tiles, bool last_first)
 {
     const unsigned group = 32;
     unsigned whole = group * (unsigned)tiles, first = blockIdx.x / whole * group;
-    unsigned size = batches - first < group ? (unsigned)(batches - first) : group;
+    unsigned size = items - first < group ? (unsigned)(items - first) : group;
     unsigned i = blockIdx.x % whole;
     int tile = (int)(i / size);
-    return {(int64_t)first + i % size, last_first ? tiles - 1 - tile : tile};
+    return {first + i % size, last_first ? tiles - 1 - tile : tile};
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------- */
 
-/* Starts the copy of `height` rows of a matrix with `count` rows of `width` elements; the tile is 0 outside of it. */
+/* The rows of an item. */
+template <typename T> struct matrix {
+    T *data;
+    int64_t row; /* stride */
+    int rows, width;
+};
+
+template <typename T>
+__device__ inline matrix<T> matrix_of(const attention_args &args, const attention_rows &rows,
+                                      unsigned item, int64_t count, int64_t width)
+{
+    unsigned heads = (unsigned)args.heads;
+    return {(T *)rows.data + item / heads * rows.batch + item % heads * rows.head, rows.row,
+            (int)count, (int)width};
+}
+
+/* Starts the copy of `height` rows of a matrix; the tile is 0 outside of it. */
 template <int W, int height, typename T>
-__device__ inline void copy_tile(T *tile, const attention_rows &rows, int64_t batch, int first,
-                                 int64_t count, int64_t width)
+__device__ inline void copy_tile(T *tile, const matrix<T> &rows, int first)
 {
     /* 16 bytes a thread: `across` threads side by side, `down` rows at a time */
     constexpr int across = W % 64 ? 4 : W / 8, down = FLASH_THREADS / across;
     int row = (int)threadIdx.x / across, left = (int)threadIdx.x % across * 8;
-    int rows_left = (int)count - first - row, columns_left = (int)width - left;
-    const T *from = (const T *)rows.data + batch * rows.batch + (first + row) * rows.row + left;
+    int rows_left = rows.rows - first - row, columns_left = rows.width - left;
+    const T *from = rows.data + (first + row) * rows.row + left;
     tile += row * (W + FLASH_PAD) + left;
 #pragma unroll
     for (int i = 0; i < height; i += down) {
@@ -61,19 +76,17 @@ __device__ inline void copy_tile(T *tile, const attention_rows &rows, int64_t ba
 
 /* Starts the copy of `height` numbers. */
 template <int height>
-__device__ inline void copy_column(float *to, const void *from, int64_t offset, int first,
-                                   int64_t count)
+__device__ inline void copy_column(float *to, const float *from, int first, int count)
 {
     int row = first + (int)threadIdx.x;
     if (threadIdx.x < height)
-        copy_async<4>(to + threadIdx.x, (const float *)from + offset + row, row < count);
+        copy_async<4>(to + threadIdx.x, from + row, row < count);
 }
 
 /* Writes a warp's sums, times `factor`, to its rows of a matrix, by way of its rows of a tile. */
 template <int W, int MT, typename T>
 __device__ inline void store_sums(const float (&sums)[MT][W / 8][4], const float (&factor)[MT][2],
-                                  T *tile, const attention_rows &rows, int64_t batch, int first,
-                                  int64_t count, int64_t width)
+                                  T *tile, const matrix<T> &to, int first)
 {
     constexpr int chunks = W / 8;
     int lane = threadIdx.x % WARP;
@@ -90,11 +103,10 @@ __device__ inline void store_sums(const float (&sums)[MT][W / 8][4], const float
                                             sums[m][n][2 * h + 1] * factor[m][h]);
             }
     __syncwarp();
-    T *to = (T *)rows.data + batch * rows.batch;
     for (int i = lane; i < MT * 16 * chunks; i += WARP) {
         int row = i / chunks, column = i % chunks * 8;
-        if (first + row < count && column < width)
-            *(uint4 *)(to + (first + row) * rows.row +
+        if (first + row < to.rows && column < to.width)
+            *(uint4 *)(to.data + (first + row) * to.row +
                        column) = *(const uint4 *)(tile + row * (W + FLASH_PAD) + column);
     }
 }
@@ -142,13 +154,8 @@ template <typename T, int W, int MT, bool kept> struct left_rows {
     }
 };
 
-/* sums [MT * 16, NT * 8] = left rows times the rows of a tile: the dot products of rows. */
-template <int NT, typename T, int W, int MT, bool kept>
-__device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, MT, kept> &left,
-                                const T *right)
+template <int MT, int NT> __device__ inline void clear_sums(float (&sums)[MT][NT][4])
 {
-    int lane = threadIdx.x % WARP;
-    right += (lane / 16 * 8 + lane % 8) * (W + FLASH_PAD) + lane / 8 % 2 * 8;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -156,6 +163,15 @@ __device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, 
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 sums[m][n][i] = 0;
+}
+
+/* sums [MT * 16, NT * 8] += left rows times the rows of a tile: the dot products of rows. */
+template <int NT, typename T, int W, int MT, bool kept>
+__device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, MT, kept> &left,
+                                const T *right)
+{
+    int lane = threadIdx.x % WARP;
+    right += (lane / 16 * 8 + lane % 8) * (W + FLASH_PAD) + lane / 8 % 2 * 8;
 #pragma unroll
     for (int k = 0; k < W / 16; k++) {
         uint32_t a[MT][4];
@@ -173,13 +189,30 @@ __device__ inline void dot_rows(float (&sums)[MT][NT][4], const left_rows<T, W, 
     }
 }
 
+/* sums [MT * 16, W] += weights [MT * 16, 16] times 16 rows of a tile. */
+template <typename T, int W, int MT>
+__device__ inline void add_16_rows(float (&sums)[MT][W / 8][4], const uint32_t (&weights)[MT][4],
+                                   const T *right)
+{
+    int lane = threadIdx.x % WARP;
+    right += lane % 16 * (W + FLASH_PAD) + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < W / 8; n += 2) {
+        uint32_t b[4];
+        load_fragments<true>(b, right + n * 8);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            multiply<T>(sums[m][n], weights[m], b[0], b[1]);
+            multiply<T>(sums[m][n + 1], weights[m], b[2], b[3]);
+        }
+    }
+}
+
 /* sums [MT * 16, W] += weights [MT * 16, NT * 8] times the rows of a tile. */
 template <typename T, int W, int MT, int NT>
 __device__ inline void add_weighted(float (&sums)[MT][W / 8][4], const float (&weights)[MT][NT][4],
                                     const T *right)
 {
-    int lane = threadIdx.x % WARP;
-    right += lane % 16 * (W + FLASH_PAD) + lane / 16 * 8;
 #pragma unroll
     for (int k = 0; k < NT / 2; k++) {
         uint32_t a[MT][4];
@@ -189,16 +222,7 @@ __device__ inline void add_weighted(float (&sums)[MT][W / 8][4], const float (&w
             for (int i = 0; i < 4; i++)
                 a[m][i] = pack<T>(weights[m][2 * k + i / 2][i % 2 * 2],
                                   weights[m][2 * k + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-        for (int n = 0; n < W / 8; n += 2) {
-            uint32_t b[4];
-            load_fragments<true>(b, right + k * 16 * (W + FLASH_PAD) + n * 8);
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                multiply<T>(sums[m][n], a[m], b[0], b[1]);
-                multiply<T>(sums[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
+        add_16_rows<T, W>(sums, a, right + k * 16 * (W + FLASH_PAD));
     }
 }
 

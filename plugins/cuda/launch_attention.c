@@ -16,7 +16,8 @@ static struct attention_rows rows_of(const td_tensor *tensor)
 {
     return tensor ? (struct attention_rows){.data = td_tensor_data(tensor),
                                             .batch = td_tensor_stride(tensor, 0),
-                                            .row = td_tensor_stride(tensor, 1)}
+                                            .head = td_tensor_stride(tensor, 1),
+                                            .row = td_tensor_stride(tensor, 2)}
                   : (struct attention_rows){0};
 }
 
@@ -25,19 +26,21 @@ static struct attention_args args_of(const td_tensor *q, const td_tensor *k, con
                                      const td_tensor *mask, bool causal, double scale)
 {
     return (struct attention_args){
-        .batches = td_tensor_size(q, 0),
-        .queries = td_tensor_size(q, 1),
-        .keys = td_tensor_size(k, 1),
-        .width = td_tensor_size(q, 2),
-        .value_width = td_tensor_size(v, 2),
+        .items = td_tensor_size(q, 0) * td_tensor_size(q, 1),
+        .heads = td_tensor_size(q, 1),
+        .queries = td_tensor_size(q, 2),
+        .keys = td_tensor_size(k, 2),
+        .width = td_tensor_size(q, 3),
+        .value_width = td_tensor_size(v, 3),
         .q = rows_of(q),
         .k = rows_of(k),
         .v = rows_of(v),
         .y = rows_of(y),
         .mask = mask ? td_tensor_data(mask) : NULL,
         .mask_batch = mask ? td_tensor_stride(mask, 0) : 0,
-        .mask_row = mask ? td_tensor_stride(mask, 1) : 0,
-        .mask_column = mask ? td_tensor_stride(mask, 2) : 0,
+        .mask_head = mask ? td_tensor_stride(mask, 1) : 0,
+        .mask_row = mask ? td_tensor_stride(mask, 2) : 0,
+        .mask_column = mask ? td_tensor_stride(mask, 3) : 0,
         .lse = lse ? td_tensor_data(lse) : NULL,
         .scale = scale,
         .causal = causal,
@@ -72,7 +75,7 @@ td_status td__cuda_attention(td_tensor *out, td_tensor *lse, const td_tensor *q,
     struct attention_args args = args_of(q, k, v, out, lse, mask, causal, scale);
     if (td__cuda_flash_applies(&args, q))
         return td__cuda_flash(&args, q);
-    return run(kernels, &args, out, args.batches * args.queries, args.width + args.value_width);
+    return run(kernels, &args, out, args.items * args.queries, args.width + args.value_width);
 }
 
 td_status td__cuda_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
@@ -85,7 +88,7 @@ td_status td__cuda_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tenso
     static struct cuda_kernel keys[] = BY_DTYPE("attend_grad_key");
     TD_SCOPE;
     struct attention_args args = args_of(q, k, v, y, lse, mask, causal, scale);
-    int64_t rows = args.batches * args.queries, widths = args.width + args.value_width;
+    int64_t rows = args.items * args.queries, widths = args.width + args.value_width;
     td_tensor *delta = td__cuda_workspace(q, (size_t)rows * sizeof(double));
     if (!delta)
         return TD_ERR_NOMEM;
@@ -100,6 +103,6 @@ td_status td__cuda_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tenso
     if (!status && grad_q)
         status = run(queries, &args, q, rows, args.width + widths);
     if (!status && (grad_k || grad_v))
-        status = run(keys, &args, q, args.batches * args.keys, 2 * widths);
+        status = run(keys, &args, q, args.items * args.keys, 2 * widths);
     return status;
 }

@@ -2,15 +2,17 @@
  *
  *     q [..., L, E], k [..., S, E], v [..., S, F], mask [..., L, S], y [..., L, F]
  *
- * One fused kernel computes [B, L, E] without storing the weights [L, S]: backward recomputes them
- * from q, k, v, y and the log-sum-exp of each row. It is called once for each index of the
- * dimensions before these three, so that heads may have any strides. The result has the strides
- * order of q: if the heads are a transpose of [N, L, heads, E], so is y, and merging them costs no
- * copy.
+ * One fused kernel computes [N, heads, L, E] without storing the weights [L, S]: backward recomputes
+ * them from q, k, v, y and the log-sum-exp of each row. It is called once: the dimensions before the
+ * heads become N, whose strides are free. Where there are several that no single stride can describe,
+ * as with k broadcast along one of them, it is called for each index of the first ones. The result has
+ * the strides order of q: if the heads are a transpose of [N, L, heads, E], so is y, and merging them
+ * costs no copy.
  *
  * With dropout, and with a mask that requires grad, it is composed of matmul, softmax and dropout,
  * and the weights [..., L, S] are stored. */
 #include "autograd/autocast.h"
+#include "autograd/heads.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -157,42 +159,79 @@ static td_tensor *laid_out_as(const struct attention *attention, const td_tensor
 
 /* ---- The kernel -------------------------------------------------------------------------------------- */
 
-/* Part i, [B, L, E], of x, for the kernel. */
-static struct td_tensor part_of(const td_tensor *x, int64_t i)
+/* The dimensions from..ndim - 4 of x as one: its stride; false where no stride does. */
+static bool merge(const td_tensor *x, int from, int64_t *stride)
 {
-    struct td_tensor part = {.owners = 1, .storage = x->storage, .offset = x->offset};
-    const struct td__layout *layout = &x->layout;
-    int outer = layout->ndim - 3;
-    for (int d = outer; d-- > 0; i /= layout->shape[d])
-        part.offset += i % layout->shape[d] * layout->strides[d];
-    part.layout = (struct td__layout){.dtype = layout->dtype, .ndim = 3, .numel = 1};
-    for (int d = 0; d < 3; d++) {
-        bool exists = outer + d >= 0;
-        part.layout.shape[d] = exists ? layout->shape[outer + d] : 1;
-        part.layout.strides[d] = exists ? layout->strides[outer + d]
-                                        : layout->strides[0] * layout->shape[0];
-        part.layout.numel *= part.layout.shape[d];
+    int64_t size = 1;
+    *stride = 0;
+    for (int d = x->layout.ndim - 4; d >= from; d--) {
+        if (x->layout.shape[d] == 1)
+            continue;
+        if (size == 1)
+            *stride = x->layout.strides[d];
+        else if (x->layout.strides[d] != *stride * size)
+            return false;
+        size *= x->layout.shape[d];
     }
-    return part;
+    return true;
 }
 
-static int64_t parts_of(const struct attention *attention)
+/* How the dimensions before the heads are cut: the first `outer` ones are looped over, the others are
+ * the kernel's N. */
+struct parts {
+    int outer;
+    int64_t count; /* of calls */
+};
+
+/* The fewest calls for these tensors, of which some may be NULL. All have the batch's shape. */
+static struct parts parts_of(const struct attention *attention, const td_tensor *const *x,
+                             int count)
 {
-    int64_t parts = 1;
-    for (int d = 0; d < attention->ndim - 3; d++)
-        parts *= attention->batch[d];
+    struct parts parts = {.outer = attention->ndim > 4 ? attention->ndim - 4 : 0, .count = 1};
+    for (bool all = true; parts.outer > 0; parts.outer--) {
+        int64_t stride;
+        for (int i = 0; i < count && all; i++)
+            all = !x[i] || merge(x[i], parts.outer - 1, &stride);
+        if (!all)
+            break;
+    }
+    for (int d = 0; d < parts.outer; d++)
+        parts.count *= attention->batch[d];
     return parts;
 }
 
-/* Rows of part i in the list of all rows, [B, L]. */
-static struct td_tensor rows_of(const td_tensor *lse, const struct attention *attention, int64_t i)
+/* Part i of x, [N, H, L, E], for the kernel. A dimension that x does not have is 1. */
+static struct td_tensor part_of(const td_tensor *x, struct parts parts, int64_t i)
 {
-    int64_t heads = attention->ndim > 2 ? attention->batch[attention->ndim - 3] : 1;
+    struct td_tensor part = {.owners = 1, .storage = x->storage, .offset = x->offset};
+    const struct td__layout *layout = &x->layout;
+    for (int d = parts.outer; d-- > 0; i /= layout->shape[d])
+        part.offset += i % layout->shape[d] * layout->strides[d];
+    part.layout = (struct td__layout){.dtype = layout->dtype, .ndim = 4, .numel = 1};
+    int64_t *shape = part.layout.shape, *strides = part.layout.strides;
+    shape[0] = 1;
+    for (int d = parts.outer; d < layout->ndim - 3; d++)
+        shape[0] *= layout->shape[d];
+    merge(x, parts.outer, &strides[0]);
+    for (int d = 1; d < 4; d++) {
+        int own = layout->ndim - 4 + d;
+        shape[d] = own >= 0 ? layout->shape[own] : 1;
+        strides[d] = own >= 0 ? layout->strides[own] : 0;
+    }
+    for (int d = 0; d < 4; d++)
+        part.layout.numel *= shape[d];
+    return part;
+}
+
+/* Rows of part i in the list of all rows, [N, H, L] of `of`, the part of q. */
+static struct td_tensor rows_of(const td_tensor *lse, const struct td_tensor *of, int64_t i)
+{
     struct td_tensor rows = {.owners = 1, .storage = lse->storage, .offset = lse->offset};
+    const int64_t *shape = of->layout.shape;
     rows.layout = (struct td__layout){.dtype = lse->layout.dtype,
-                                      .ndim = 2,
-                                      .numel = heads * attention->rows,
-                                      .shape = {heads, attention->rows}};
+                                      .ndim = 3,
+                                      .numel = shape[0] * shape[1] * shape[2],
+                                      .shape = {shape[0], shape[1], shape[2]}};
     td__layout_set_contiguous(&rows.layout);
     rows.offset += i * rows.layout.numel;
     return rows;
@@ -202,13 +241,15 @@ static td_status attend(const struct attention *attention, td_tensor *y, td_tens
 {
     const td_kernels *kernels = td__kernels_of(y);
     struct td_tensor mask, rows;
-    for (int64_t i = 0, parts = parts_of(attention); i < parts; i++) {
-        struct td_tensor q = part_of(attention->q, i), k = part_of(attention->k, i);
-        struct td_tensor v = part_of(attention->v, i), out = part_of(y, i);
+    const td_tensor *all[] = {attention->q, attention->k, attention->v, attention->mask, y};
+    struct parts parts = parts_of(attention, all, 5);
+    for (int64_t i = 0; i < parts.count; i++) {
+        struct td_tensor q = part_of(attention->q, parts, i), k = part_of(attention->k, parts, i);
+        struct td_tensor v = part_of(attention->v, parts, i), out = part_of(y, parts, i);
         if (attention->mask)
-            mask = part_of(attention->mask, i);
+            mask = part_of(attention->mask, parts, i);
         if (lse)
-            rows = rows_of(lse, attention, i);
+            rows = rows_of(lse, &q, i);
         TD_TRY(kernels->attention(&out, lse ? &rows : NULL, &q, &k, &v,
                                   attention->mask ? &mask : NULL, attention->causal,
                                   attention->scale));
@@ -225,17 +266,42 @@ static td_status differentiate(const struct attention *attention, const td_tenso
 {
     const td_kernels *kernels = td__kernels_of(y);
     struct td_tensor mask;
-    for (int64_t i = 0, parts = parts_of(attention); i < parts; i++) {
-        struct td_tensor q = part_of(attention->q, i), k = part_of(attention->k, i);
-        struct td_tensor v = part_of(attention->v, i), out = part_of(y, i);
-        struct td_tensor grad = part_of(grad_y, i), rows = rows_of(lse, attention, i);
-        struct td_tensor grad_q = part_of(grads[0], i), grad_k = part_of(grads[1], i);
-        struct td_tensor grad_v = part_of(grads[2], i);
+    const td_tensor *all[] = {attention->q, attention->k, attention->v, attention->mask, y,
+                              grad_y,       grads[0],     grads[1],     grads[2]};
+    struct parts parts = parts_of(attention, all, 9);
+    for (int64_t i = 0; i < parts.count; i++) {
+        struct td_tensor q = part_of(attention->q, parts, i), k = part_of(attention->k, parts, i);
+        struct td_tensor v = part_of(attention->v, parts, i), out = part_of(y, parts, i);
+        struct td_tensor grad = part_of(grad_y, parts, i), rows = rows_of(lse, &q, i);
+        struct td_tensor grad_q = part_of(grads[0], parts, i);
+        struct td_tensor grad_k = part_of(grads[1], parts, i);
+        struct td_tensor grad_v = part_of(grads[2], parts, i);
         if (attention->mask)
-            mask = part_of(attention->mask, i);
+            mask = part_of(attention->mask, parts, i);
         TD_TRY(kernels->attention_grad(&grad_q, &grad_k, &grad_v, &grad, &q, &k, &v, &out, &rows,
                                        attention->mask ? &mask : NULL, attention->causal,
                                        attention->scale));
+    }
+    return TD_OK;
+}
+
+/* Tensors for the gradients. Where q, k and v are parts of one tensor (td_split_heads()), so are these. */
+static td_status make_grads(const struct attention *attention, td_tensor **grads)
+{
+    td_tensor *operands[] = {attention->q, attention->k, attention->v}, *whole = NULL;
+    const int64_t *shape = attention->q->layout.shape;
+    struct td__heads split = {.parts = 3};
+    if (attention->ndim == 4) {
+        split = (struct td__heads){shape[0], shape[2], 3, shape[1], shape[3]};
+        if (td__heads_are_whole(operands, &split))
+            whole = td__fresh(call, (int64_t[]){shape[0], shape[2], 3 * shape[1] * shape[3]}, 3,
+                              attention->q);
+    }
+    for (int i = 0; i < 3; i++) {
+        const struct td__layout *layout = &operands[i]->layout;
+        grads[i] = whole ? td__adopt(td__heads_part(whole, &split, i))
+                         : laid_out_as(attention, operands[i], layout->shape[layout->ndim - 1]);
+        TD_TRY(td__done(grads[i]));
     }
     return TD_OK;
 }
@@ -253,15 +319,10 @@ static td_status attention_backward(td_node *node, td_tensor *const *grad_y, td_
     attention.k = saved[SAVED_K];
     attention.v = saved[SAVED_V];
     attention.mask = saved[SAVED_MASK];
-    td_tensor *grad = dense(grad_y[0]), *operands[] = {attention.q, attention.k, attention.v};
+    td_tensor *grad = dense(grad_y[0]);
     if (!grad)
         return TD_ERR_NOMEM;
-    for (int i = 0; i < 3; i++) {
-        const struct td__layout *layout = &operands[i]->layout;
-        grads[i] = laid_out_as(&attention, operands[i], layout->shape[layout->ndim - 1]);
-        if (!grads[i])
-            return TD_ERR_NOMEM;
-    }
+    TD_TRY(make_grads(&attention, grads));
     return differentiate(&attention, grad, saved[SAVED_Y], saved[SAVED_LSE], grads);
 }
 

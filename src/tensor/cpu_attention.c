@@ -12,15 +12,21 @@
  *
  *     ds = p (dy v^T - d)     dq = scale ds k     dk = scale ds^T q     dv = p^T dy
  *
- * Memory: two blocks and a few numbers for each of their rows, independent of the sizes. */
+ * Heads are independent of one another: where there are as many as threads, each thread takes some of them, and
+ * otherwise the products of a block are divided among the threads.
+ *
+ * Memory: two blocks and a few numbers for each of their rows, for each thread, independent of the sizes. Halves are
+ * converted to f32 a batch index at a time. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
 #include "base/half.h"
 #include "tensor/gemm.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 #include "tensor/widen.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* A pair of blocks stays in L2. Causal attention has fewer rows in a block, so that less is computed above the
@@ -29,20 +35,21 @@
 #define CAUSAL_ROWS 64
 #define KEYS 256
 
-/* One matrix for each item of the batch: contiguous columns, strides in elements. */
+/* One matrix for each head of each batch: contiguous columns, strides in elements. */
 struct matrices {
     char *data;
-    int64_t item, row;
+    int64_t batch, head, row;
 };
 
 struct attention {
-    td_dtype dtype; /* that is computed with */
-    int64_t items, l, s, d, e;
+    td_dtype dtype;       /* that is computed with */
+    int64_t heads, items; /* items: heads of all batches */
+    int64_t l, s, d, e;
     struct matrices q, k, v, y, grad_y, grad_q, grad_k, grad_v;
     void *lse; /* [items, l] or NULL */
     const char *mask;
     td_dtype mask_dtype;
-    int64_t mask_strides[3];
+    int64_t mask_strides[4];
     bool causal;
     double scale;
     /* Memory for one block and its rows, of the dtype: */
@@ -65,7 +72,9 @@ struct block {
 /* Row `row` of item `item`. */
 static void *row_of(const struct attention *a, const struct matrices *m, int64_t item, int64_t row)
 {
-    return m->data + (item * m->item + row * m->row) * (int64_t)td_dtype_size(a->dtype);
+    int64_t batch = item / a->heads, head = item % a->heads;
+    return m->data +
+           (batch * m->batch + head * m->head + row * m->row) * (int64_t)td_dtype_size(a->dtype);
 }
 
 /* How many keys the rows up to `last` attend to. */
@@ -199,11 +208,11 @@ static td_status backward_rows(const struct attention *a, struct block b)
 /* `data` is the tensor's memory or a contiguous copy. */
 static struct matrices matrices_of(const td_tensor *tensor, const void *data)
 {
-    const struct td__layout *layout = &tensor->layout;
-    int64_t rows = layout->shape[1], columns = layout->shape[2];
+    const int64_t *shape = tensor->layout.shape, *strides = tensor->layout.strides;
     if (data != td_tensor_data(tensor))
-        return (struct matrices){(char *)data, rows * columns, columns};
-    return (struct matrices){(char *)data, layout->strides[0], layout->strides[1]};
+        return (struct matrices){(char *)data, shape[1] * shape[2] * shape[3], shape[2] * shape[3],
+                                 shape[3]};
+    return (struct matrices){(char *)data, strides[0], strides[1], strides[2]};
 }
 
 static struct matrices operand(struct td__wide *w, const td_tensor *tensor)
@@ -222,11 +231,12 @@ static struct attention attention_of(struct td__wide *w, const td_tensor *q, con
 {
     struct attention a = {
         .dtype = td__wide_dtype(q),
-        .items = q->layout.shape[0],
-        .l = q->layout.shape[1],
-        .s = k->layout.shape[1],
-        .d = q->layout.shape[2],
-        .e = v->layout.shape[2],
+        .heads = q->layout.shape[1],
+        .items = q->layout.shape[0] * q->layout.shape[1],
+        .l = q->layout.shape[2],
+        .s = k->layout.shape[2],
+        .d = q->layout.shape[3],
+        .e = v->layout.shape[3],
         .q = operand(w, q),
         .k = operand(w, k),
         .v = operand(w, v),
@@ -241,32 +251,82 @@ static struct attention attention_of(struct td__wide *w, const td_tensor *q, con
     return a;
 }
 
-/* Calls `rows` for all blocks of rows. */
+/* Heads of a thread. */
+struct job {
+    const struct attention *a;
+    td_status (*rows)(const struct attention *, struct block);
+    int64_t height; /* of a block */
+    _Atomic(td_status) status;
+};
+
+/* Calls `rows` for all blocks of rows of the items. */
+static td_status run_with(const struct job *job, struct attention *a, int64_t begin, int64_t end)
+{
+    for (int64_t item = begin; item < end; item++)
+        for (int64_t first = 0; first < a->l; first += job->height)
+            TD_TRY(job->rows(a, (struct block){.item = item,
+                                               .first = first,
+                                               .rows = a->l - first < job->height ? a->l - first
+                                                                                  : job->height}));
+    return TD_OK;
+}
+
+static void run_items(void *arg, int64_t begin, int64_t end)
+{
+    struct job *job = arg;
+    struct attention a = *job->a;
+    int64_t height = job->height, keys = a.s < KEYS ? a.s : KEYS;
+    int64_t size = (int64_t)td_dtype_size(a.dtype);
+    char *memory = malloc((size_t)(height * (2 * keys + 3) * size) + 1);
+    td_status status = TD_ERR_NOMEM;
+    if (memory) {
+        a.scores = memory;
+        a.grad_scores = memory + height * keys * size;
+        a.most = memory + height * 2 * keys * size;
+        a.sums = (char *)a.most + height * size;
+        a.delta = (char *)a.sums + height * size;
+        status = run_with(job, &a, begin, end);
+    }
+    free(memory);
+    if (status)
+        atomic_store(&job->status, status);
+}
+
 static td_status run(struct attention *a, td_status (*rows)(const struct attention *, struct block))
 {
     int64_t height = a->causal ? CAUSAL_ROWS : ROWS;
-    height = a->l < height ? a->l : height;
-    int64_t keys = a->s < KEYS ? a->s : KEYS, size = (int64_t)td_dtype_size(a->dtype);
-    char *memory = malloc((size_t)(height * (2 * keys + 3) * size) + 1);
-    if (!memory)
-        return td__fail_nomem("attention");
-    a->scores = memory;
-    a->grad_scores = memory + height * keys * size;
-    a->most = memory + height * 2 * keys * size;
-    a->sums = (char *)a->most + height * size;
-    a->delta = (char *)a->sums + height * size;
-    td_status status = TD_OK;
-    for (int64_t item = 0; item < a->items && !status; item++)
-        for (int64_t first = 0; first < a->l && !status; first += height)
-            status = rows(a, (struct block){.item = item,
-                                            .first = first,
-                                            .rows = a->l - first < height ? a->l - first : height});
-    free(memory);
-    return status;
+    struct job job = {.a = a, .rows = rows, .height = a->l < height ? a->l : height};
+    bool many = a->items >= td_get_num_threads();
+    if (a->items && a->l)
+        td__parallel_for(a->items, many ? 1 : a->items, run_items, &job);
+    return job.status ? td__fail_nomem("attention") : TD_OK; /* nothing else can fail */
 }
 
-td_status td__cpu_attention(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
-                            const td_tensor *v, const td_tensor *mask, bool causal, double scale)
+/* Batch indices from n on of a tensor, `count` of them; NULL for NULL, with `view` unused. */
+static td_tensor *batches_of(struct td_tensor *view, const td_tensor *tensor, int64_t n,
+                             int64_t count)
+{
+    if (!tensor)
+        return NULL;
+    *view = (struct td_tensor){.owners = 1,
+                               .storage = tensor->storage,
+                               .offset = tensor->offset + n * tensor->layout.strides[0],
+                               .layout = tensor->layout};
+    if (tensor->layout.shape[0])
+        view->layout.numel = tensor->layout.numel / tensor->layout.shape[0] * count;
+    view->layout.shape[0] = count;
+    return view;
+}
+
+/* How many batch indices are computed at once. Wide dtypes need no copies. */
+static int64_t batches_at_once(const td_tensor *q)
+{
+    bool wide = td__wide_dtype(q) == q->layout.dtype;
+    return wide && q->layout.shape[0] ? q->layout.shape[0] : 1;
+}
+
+static td_status attend(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
+                        const td_tensor *v, const td_tensor *mask, bool causal, double scale)
 {
     struct td__wide w = {0};
     struct attention a = attention_of(&w, q, k, v, mask, causal, scale);
@@ -277,10 +337,23 @@ td_status td__cpu_attention(td_tensor *out, td_tensor *lse, const td_tensor *q, 
     return td__widen_end(&w);
 }
 
-td_status td__cpu_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
-                                 const td_tensor *grad_y, const td_tensor *q, const td_tensor *k,
-                                 const td_tensor *v, const td_tensor *y, const td_tensor *lse,
-                                 const td_tensor *mask, bool causal, double scale)
+td_status td__cpu_attention(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
+                            const td_tensor *v, const td_tensor *mask, bool causal, double scale)
+{
+    struct td_tensor x[6];
+    int64_t count = batches_at_once(q);
+    for (int64_t n = 0; n < q->layout.shape[0]; n += count)
+        TD_TRY(attend(batches_of(&x[0], out, n, count), batches_of(&x[1], lse, n, count),
+                      batches_of(&x[2], q, n, count), batches_of(&x[3], k, n, count),
+                      batches_of(&x[4], v, n, count), batches_of(&x[5], mask, n, count), causal,
+                      scale));
+    return TD_OK;
+}
+
+static td_status attend_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
+                             const td_tensor *grad_y, const td_tensor *q, const td_tensor *k,
+                             const td_tensor *v, const td_tensor *y, const td_tensor *lse,
+                             const td_tensor *mask, bool causal, double scale)
 {
     struct td__wide w = {0};
     struct attention a = attention_of(&w, q, k, v, mask, causal, scale);
@@ -301,4 +374,21 @@ td_status td__cpu_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor
         w.status = run(&a, backward_rows);
     }
     return td__widen_end(&w);
+}
+
+td_status td__cpu_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
+                                 const td_tensor *grad_y, const td_tensor *q, const td_tensor *k,
+                                 const td_tensor *v, const td_tensor *y, const td_tensor *lse,
+                                 const td_tensor *mask, bool causal, double scale)
+{
+    struct td_tensor x[10];
+    int64_t count = batches_at_once(q);
+    for (int64_t n = 0; n < q->layout.shape[0]; n += count)
+        TD_TRY(attend_grad(batches_of(&x[0], grad_q, n, count), batches_of(&x[1], grad_k, n, count),
+                           batches_of(&x[2], grad_v, n, count), batches_of(&x[3], grad_y, n, count),
+                           batches_of(&x[4], q, n, count), batches_of(&x[5], k, n, count),
+                           batches_of(&x[6], v, n, count), batches_of(&x[7], y, n, count),
+                           batches_of(&x[8], lse, n, count), batches_of(&x[9], mask, n, count),
+                           causal, scale));
+    return TD_OK;
 }

@@ -4,8 +4,9 @@
 TD__INLINE void NAME(add_mask)(REAL *restrict x, int64_t n, const struct attention *a, int64_t item,
                                int64_t row, int64_t column)
 {
-    int64_t step = a->mask_strides[2];
-    int64_t at = item * a->mask_strides[0] + row * a->mask_strides[1] + column * step;
+    int64_t step = a->mask_strides[3];
+    int64_t at = item / a->heads * a->mask_strides[0] + item % a->heads * a->mask_strides[1] +
+                 row * a->mask_strides[2] + column * step;
     const uint16_t *half = (const uint16_t *)(const void *)a->mask + at;
     const REAL *real = (const REAL *)(const void *)a->mask + at;
     if (a->mask_dtype == TD_F16)

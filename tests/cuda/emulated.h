@@ -103,6 +103,13 @@ template <typename T> static inline T __shfl_up_sync(unsigned, T value, unsigned
     return emulated_exchange(value, lane >= first + by ? lane - by : lane);
 }
 
+static inline int __any_sync(unsigned, int predicate)
+{
+    for (int step = 1; step < 32; step *= 2)
+        predicate |= __shfl_xor_sync(0xffffffffu, predicate, step);
+    return predicate != 0;
+}
+
 /* ---- Tensor cores: a lane has a part of a matrix, as PTX lays it out ------------------------------------------ */
 
 /* mma.m16n8k16: sum [16, 8] += a [16, 16] b [16, 8]. */
