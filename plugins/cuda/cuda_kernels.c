@@ -57,4 +57,5 @@ const td_kernels td__cuda_kernels = {
     .norm = td__cuda_norm,
     .scale = td__cuda_scale,
     .unscale = td__cuda_unscale,
+    .cross_entropy = td__cuda_cross_entropy,
 };
