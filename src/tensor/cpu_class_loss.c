@@ -27,6 +27,9 @@
 /* Elements of a row whose exponentials are held at a time; a multiple of twice the lanes of a vector. */
 #define CHUNK 1024
 
+/* Lines of halves that are shorter are converted all at once: a call for each of them would cost more. */
+#define SHORT 64
+
 struct class_loss {
     int64_t n, c, s;
     const int64_t *target;
@@ -36,7 +39,7 @@ struct class_loss {
     double scale;
     void *statistics; /* of the cross entropy: the greatest logit and log_sum of each target */
     td_dtype dtype;   /* of x, which is not widened there, and of its gradient */
-    bool half;        /* whether it is f16 or bf16 */
+    bool half;        /* whether it is f16 or bf16, and converted in chunks */
     int64_t blocks;   /* of columns */
     void *out;
     double total;
@@ -112,14 +115,14 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, cons
     return td__widen_end(&w);
 }
 
-/* For the cross entropy, forward or backward. x is read as it is. */
+/* For the cross entropy, forward or backward. */
 static struct class_loss logits_loss_of(struct td__wide *w, const td_tensor *x,
                                         const td_tensor *statistics, const td_tensor *target,
                                         int64_t ignore_index)
 {
     struct class_loss k = loss_of(x, target, ignore_index);
     k.dtype = x->layout.dtype;
-    k.half = k.dtype == TD_F16 || k.dtype == TD_BF16;
+    k.half = (k.dtype == TD_F16 || k.dtype == TD_BF16) && (k.s == 1 ? k.c : k.s) >= SHORT;
     k.x = k.half ? td_tensor_data(x) : td__widen(w, x);
     k.statistics = td_tensor_data(statistics);
     k.blocks = k.s == 1 ? 1 : (k.s + COLUMNS - 1) / COLUMNS;
@@ -163,7 +166,7 @@ td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
     k.grad_y = td__widen(&w, grad_y);
     k.grad_each = grad_y->layout.numel == k.n * k.s;
     k.scale = factor ? *(const double *)td_tensor_data(factor) : 1;
-    k.out = td_tensor_data(grad_x);
+    k.out = k.half ? td_tensor_data(grad_x) : td__widen_out(&w, grad_x, false);
     if (w.status == TD_OK)
         run_logits(&k,
                    td__wide_dtype(x) == TD_F32 ? cross_entropy_grad_f32 : cross_entropy_grad_f64);
