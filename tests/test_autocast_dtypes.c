@@ -336,11 +336,9 @@ static void read_row(const char *name, char *on_cpu, char *on_others)
 
 TEST(the_page_has_the_table)
 {
-    static const char *const words[] = {[TD__CAST_NONE] = "",
-                                        [TD__CAST_LOWER] = "lower",
-                                        [TD__CAST_F32] = "f32",
-                                        [TD__CAST_PROMOTE] = "widest",
-                                        [TD__CAST_KEEP] = "keep"};
+    static const char *const words[] = {
+        [TD__CAST_NONE] = "",     [TD__CAST_LOWER] = "lower",    [TD__CAST_F32] = "f32",
+        [TD__CAST_READ] = "read", [TD__CAST_PROMOTE] = "widest", [TD__CAST_KEEP] = "keep"};
     for (int op = 0; op < TD__CAST_COUNT; op++) {
         char names[256], on_cpu[16], on_others[16], *rest = names;
         snprintf(names, sizeof names, "%s", td__cast_rules[op].operators);
@@ -353,6 +351,34 @@ TEST(the_page_has_the_table)
 }
 
 /* A scope of one kind leaves the others as they are. */
+/* The loss of logits in 16 bits, and their gradient, are those of casts to f32, bit for bit. */
+TEST(cross_entropy_reads_halves)
+{
+    static const td_dtype halves[] = {TD_F16, TD_BF16};
+    static const td_reduction reductions[] = {TD_REDUCE_MEAN, TD_REDUCE_NONE};
+    for (int i = 0; i < 4; i++) {
+        TD_SCOPE;
+        td_tensor *x = td_to_dtype(td_randn(TD_SHAPE(5, 37), TD_F32, NULL), halves[i / 2]);
+        td_tensor *same = td_clone(x), *weight = td_rand(TD_SHAPE(37), TD_F32, NULL), *loss;
+        td_tensor *target = on_device_of(
+            x, td_from_array((int64_t[]){36, 0, -100, 7, 7}, TD_SHAPE(5), TD_I64, NULL));
+        td_loss_options options = {.reduction = reductions[i % 2], .weight = weight};
+        CHECK_OK(td_tensor_set_requires_grad(x, true));
+        CHECK_OK(td_tensor_set_requires_grad(same, true));
+        {
+            TD_AUTOCAST(td_device_kind(NULL), to_bf16());
+            loss = td_cross_entropy_with(x, target, &options);
+        }
+        td_tensor *expected = td_cross_entropy_with(td_to_dtype(same, TD_F32), target, &options);
+        CHECK_EQ(td_tensor_dtype(loss), TD_F32);
+        CHECK(td_item(td_all(td_eq(loss, expected))) == 1);
+        CHECK_OK(td_backward(td_sum(loss)));
+        CHECK_OK(td_backward(td_sum(expected)));
+        CHECK_EQ(td_tensor_dtype(td_tensor_grad(x)), halves[i / 2]);
+        CHECK(td_item(td_all(td_eq(td_tensor_grad(x), td_tensor_grad(same)))) == 1);
+    }
+}
+
 TEST(a_scope_is_of_one_kind)
 {
     TD_SCOPE;

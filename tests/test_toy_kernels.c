@@ -79,8 +79,10 @@ static const td_window window = {
     X(scatter_add, 1, "f4,3 i4,3 f4,3", t[0], 1, t[1], t[2])                                       \
     X(nll_loss, 1, "f4,2 d1 f4,3,2 i4,2 f3", t[0], t[1], t[2], t[3], t[4], 1)                      \
     X(nll_loss_grad, 1, "f4,3,2 f4,2 i4,2", t[0], t[1], NULL, t[2], NULL, -100)                    \
-    X(cross_entropy_grad, 1, "f4,3,2 f1 d1 f4,3,2 i4,2 f3", t[0], t[1], t[2], t[3], t[4], t[5],    \
-      -100)                                                                                        \
+    X(cross_entropy_grad, 1, "f4,3,2 f1 d1 f4,3,2 f4,2,2 i4,2 f3", t[0], t[1], t[2], t[3], t[4],   \
+      t[5], t[6], -100)                                                                            \
+    X(cross_entropy, 1, "f4,2 f4,2,2 d1 f4,3,2 i4,2 f3", t[0], t[1], t[2], t[3], t[4], t[5], 1)    \
+    X(cross_entropy, 2, "f4,1 f4,1,2 f4,3,1 i4,1", t[0], t[1], NULL, t[2], t[3], NULL, -100)       \
     X(pair_loss, 1, "f1 f3,4 f3,4", TD_PAIR_LOSS_BCE_LOGITS, t[0], t[1], t[2], 0.5)                \
     X(pair_loss_grad, 1, "f3,4 f1 f3,4 f3,4", TD_PAIR_LOSS_MSE, t[0], t[1], t[2], t[3], 0.5)       \
     X(dropout_grad, 1, "f3,4 f3,4 b3,4", t[0], t[1], t[2], 0.5, 1)                                 \

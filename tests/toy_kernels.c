@@ -358,8 +358,10 @@ KERNEL_OF_FLOATS(nll_loss, out, OUT(out), OUT(factor), IN(x), IN(target), IN(wei
                  VALUE(int64_t, ignore_index))
 KERNEL_OF_FLOATS(nll_loss_grad, grad_x, OUT(grad_x), IN(grad_y), IN(factor), IN(target), IN(weight),
                  VALUE(int64_t, ignore_index))
-KERNEL_OF_FLOATS(cross_entropy_grad, grad_x, OUT(grad_x), IN(grad_y), IN(factor), IN(log_softmax),
-                 IN(target), IN(weight), VALUE(int64_t, ignore_index))
+KERNEL_OF_FLOATS(cross_entropy_grad, grad_x, OUT(grad_x), IN(grad_y), IN(factor), IN(x),
+                 IN(statistics), IN(target), IN(weight), VALUE(int64_t, ignore_index))
+KERNEL_OF_FLOATS(cross_entropy, out, OUT(out), OUT(statistics), OUT(factor), IN(x), IN(target),
+                 IN(weight), VALUE(int64_t, ignore_index))
 KERNEL_OF_FLOATS(pair_loss, x, VALUE(td_pair_loss, loss), OUT(out), IN(x), IN(y),
                  VALUE(double, scale))
 KERNEL_OF_FLOATS(pair_loss_grad, x, VALUE(td_pair_loss, loss), OUT(grad_x), IN(grad_y), IN(x),

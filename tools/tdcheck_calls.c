@@ -314,6 +314,26 @@ CALL(cross_entropy)
     td_loss_options options = loss_of(c, x[2] ? td_detach(x[2]) : NULL);
     return td_cross_entropy_with(x[0], x[1], &options);
 }
+/* Logits of 16 bits, a loss of f32. */
+CALL(cross_entropy_autocast)
+{
+    TD_AUTOCAST(td_device_kind(td_tensor_device(x[0])),
+                &(td_autocast_options){.dtype = td_tensor_dtype(x[0])});
+    return check_cross_entropy(x, c);
+}
+/* All rows but the first, as a view, which is aligned otherwise; how much that changes their losses: not at all. */
+CALL(cross_entropy_rows)
+{
+    td_loss_options options = {.reduction = TD_REDUCE_NONE};
+    int64_t rows = td_tensor_size(x[0], 0) - 1;
+    td_tensor *all = td_cross_entropy_with(x[0], x[1], &options);
+    td_tensor *part = td_cross_entropy_with(td_narrow(x[0], 0, 1, rows),
+                                            td_narrow(x[1], 0, 1, rows), &options);
+    if (!all || !part)
+        return NULL;
+    c->more[0] = td_detach(td_sub(part, td_narrow(all, 0, 1, rows)));
+    return part;
+}
 CALL(mse_loss)
 {
     td_loss_options options = loss_of(c, NULL);

@@ -53,6 +53,8 @@ td_tensor *check_tril(td_tensor **x, struct check_case *c);
 td_tensor *check_triu(td_tensor **x, struct check_case *c);
 td_tensor *check_nll_loss(td_tensor **x, struct check_case *c);
 td_tensor *check_cross_entropy(td_tensor **x, struct check_case *c);
+td_tensor *check_cross_entropy_autocast(td_tensor **x, struct check_case *c);
+td_tensor *check_cross_entropy_rows(td_tensor **x, struct check_case *c);
 td_tensor *check_mse_loss(td_tensor **x, struct check_case *c);
 td_tensor *check_l1_loss(td_tensor **x, struct check_case *c);
 td_tensor *check_bce_with_logits(td_tensor **x, struct check_case *c);

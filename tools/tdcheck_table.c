@@ -21,6 +21,11 @@
     "7 : 0; 3x5 : 1; 3x5 : 0; 2x3x5 : 1; 1x1 : 0; 17x133 : 1; 0x3 : 1; 5x12 : 1; 3x516 : 1; "      \
     "2x900 : 1; 2x1284 : 1"
 
+/* Rows by a warp and by a block, of odd lengths, with a part of a vector at both ends; many positions. */
+#define LOGITS                                                                                      \
+    "5x300 5 300 : 300 0 7; 3x2501 3 2501 : 2501 2 7; 3x2504 3 - : 2504 0; 2x40003 2 - : 40003 1; " \
+    "2x33x7x19 2x7x19 33 : 33 0 3"
+
 #define UNARY(op, dtypes_, flags_, values_)                                                        \
     {                                                                                              \
         .name = #op, .tensor1 = td_##op, .dtypes = (dtypes_), .flags = (flags_),                   \
@@ -329,7 +334,21 @@ const struct check_row check_rows[] = {
      .flags = CHECK_LARGEST,
      .values = "ncp",
      .tolerance = 32,
-     .shapes = CLASSES "; 7x5 7 - : 5 0 -1 0.1; 7x5 7 5 : 5 2 1 0.2"},
+     .shapes = CLASSES "; " LOGITS "; 7x5 7 - : 5 0 -1 0.1; 7x5 7 5 : 5 2 1 0.2"},
+    {.name = "cross_entropy_autocast",
+     .call = check_cross_entropy_autocast,
+     .dtypes = BIT(TD_F16) | BIT(TD_BF16),
+     .flags = CHECK_LARGEST,
+     .values = "ncp",
+     .tolerance = 32,
+     .shapes = CLASSES "; " LOGITS "; 7x5 7 5 : 5 2 1 0.2"},
+    {.name = "cross_entropy_rows",
+     .call = check_cross_entropy_rows,
+     .dtypes = FLOATS,
+     .flags = CHECK_LARGEST | CHECK_PLAIN,
+     .values = "nc",
+     .tolerance = 32,
+     .shapes = "4x5 4 : 5; 3x301 3 : 301; 9x1030 9 : 1030; 3x4001 3 : 4001"},
     CALLS(mse_loss, FLOATS, CHECK_LARGEST, "nn", LOSS),
     CALLS(l1_loss, FLOATS, CHECK_LARGEST, "nn", LOSS),
     CALLS(bce_with_logits, FLOATS, CHECK_LARGEST, "nu", LOSS),

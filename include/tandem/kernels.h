@@ -22,7 +22,8 @@
  *
  * Threads. A kernel may be called by several threads at once.
  *
- * Growth. The table grows at its end; slots that a device's header did not have count as NULL. */
+ * Growth. The table grows at its end, before `reserved`, also where another slot of the subject stands further up; slots
+ * that a device's header did not have count as NULL. */
 #ifndef TANDEM_KERNELS_H
 #define TANDEM_KERNELS_H
 
@@ -290,12 +291,13 @@ typedef struct td_kernels {
     td_status (*nll_loss_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *factor,
                                const td_tensor *target, const td_tensor *weight,
                                int64_t ignore_index);
-    /** grad_x [N, C, S] of the cross entropy, softmax and nll in one, from the logarithms of the
-     *  softmax. grad_y and factor as above. */
+    /** grad_x [N, C, S] of cross_entropy, at the end of the table, from its operands and statistics: grad_y times
+     *  weight[t] times the softmax of x, less 1 at the target; 0 at all classes of an ignored target. grad_y and factor as
+     *  above. grad_x has the dtype of x and is rounded once; grad_y and weight have that of cross_entropy's out. */
     td_status (*cross_entropy_grad)(td_tensor *grad_x, const td_tensor *grad_y,
-                                    const td_tensor *factor, const td_tensor *log_softmax,
-                                    const td_tensor *target, const td_tensor *weight,
-                                    int64_t ignore_index);
+                                    const td_tensor *factor, const td_tensor *x,
+                                    const td_tensor *statistics, const td_tensor *target,
+                                    const td_tensor *weight, int64_t ignore_index);
     /** out has the shape of x and y, or one element: then the sum of all. Both times scale. */
     td_status (*pair_loss)(td_pair_loss loss, td_tensor *out, const td_tensor *x,
                            const td_tensor *y, double scale);
@@ -337,6 +339,17 @@ typedef struct td_kernels {
      *  stays. */
     td_status (*unscale)(td_tensor *const *x, int count, double factor, td_tensor *found);
 
+    /* ---- Losses: cross entropy of logits ---------------------------------------------------------------- */
+
+    /** nll_loss of the log-softmax of x [N, C, S] over C, without holding anything of the size of x: out [N, S] is
+     *  -weight[t] ((x[n, t, s] - greatest) - log_sum). statistics [N, S, 2] (f32, f64 for f64) gets, for each position, the
+     *  greatest logit and the logarithm of the sum of exp(x - greatest): two numbers, as their sum would be rounded
+     *  at the magnitude of the first. out has the dtype of x, or is f32 where x is a half, and then not rounded; weight has
+     *  the dtype of out. target, ignore_index and factor as for nll_loss. */
+    td_status (*cross_entropy)(td_tensor *out, td_tensor *statistics, td_tensor *factor,
+                               const td_tensor *x, const td_tensor *target, const td_tensor *weight,
+                               int64_t ignore_index);
+
     /* ---- Faster ways for operators that have another one: where a device has NULL, or returns TD_ERR_UNSUPPORTED,
      * the library composes the slots above. The bits are the same, except where a slot says so ------------------ */
 
@@ -356,7 +369,7 @@ typedef struct td_kernels {
                                      const td_tensor *sum, const td_tensor *weight,
                                      const td_tensor *mean, const td_tensor *rstd);
 
-    void *reserved[13]; /* must be zero */
+    void *reserved[12]; /* must be zero */
 } td_kernels;
 
 /** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */

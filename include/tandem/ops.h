@@ -375,7 +375,8 @@ typedef struct td_loss_options {
 /** x [N, C, …] log-probabilities, target [N, …] i64 classes. */
 TD_API td_tensor *td_nll_loss(td_tensor *x, td_tensor *target);
 TD_API td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options);
-/** x [N, C, …] logits: nll_loss of their log_softmax. */
+/** x [N, C, …] logits: nll_loss of their log_softmax, in one step. x is saved for the backward pass, so that it must not be
+ *  changed in place before. */
 TD_API td_tensor *td_cross_entropy(td_tensor *x, td_tensor *target);
 TD_API td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target,
                                         const td_loss_options *options);

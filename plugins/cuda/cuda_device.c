@@ -38,6 +38,7 @@ static const char *const fault_names[] = {
     [CUDA_FAULT_GATHER] = "gather",
     [CUDA_FAULT_SCATTER_ADD] = "scatter_add",
     [CUDA_FAULT_NLL_LOSS] = "nll_loss",
+    [CUDA_FAULT_CROSS_ENTROPY] = "cross_entropy",
 };
 
 td_status td__cuda_enter(const struct cuda_device *device)

@@ -60,4 +60,5 @@ const td_kernels td__cuda_kernels = {
     .binary_mixed = td__cuda_binary_mixed,
     .add_layer_norm = td__cuda_add_layer_norm,
     .add_layer_norm_grad = td__cuda_add_layer_norm_grad,
+    .cross_entropy = td__cuda_cross_entropy,
 };

@@ -15,6 +15,7 @@
     F(attention)                                                                                   \
     F(binary)                                                                                      \
     F(convolution)                                                                                 \
+    F(cross_entropy)                                                                               \
     F(elements)                                                                                    \
     F(flash_attention)                                                                             \
     F(flash_attention_grad)                                                                        \

@@ -45,6 +45,7 @@ static struct class_loss_args class_args(const td_tensor *x, const td_tensor *ta
         .classes = td_tensor_size(x, 1),
         .positions = td_tensor_size(x, 2),
         .ignore_index = ignore_index,
+        .slot = CUDA_FAULT_NLL_LOSS,
         .fault = td__cuda_fault_of(x),
     };
 }
@@ -70,23 +71,6 @@ td_status td__cuda_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y,
     args.grad_y = td_tensor_data(grad_y);
     args.grad_each = td_tensor_numel(grad_y) == args.n * args.positions;
     args.out = td_tensor_data(grad_x);
-    return launch_flat(kernels, grad_x, td_tensor_numel(grad_x), &args);
-}
-
-td_status td__cuda_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                      const td_tensor *factor, const td_tensor *log_softmax,
-                                      const td_tensor *target, const td_tensor *weight,
-                                      int64_t ignore_index)
-{
-    static struct cuda_kernel rows[] = BY_DTYPE("cross_entropy_rows");
-    static struct cuda_kernel kernels[] = BY_DTYPE("cross_entropy_grad");
-    struct class_loss_args args = class_args(grad_x, target, weight, factor, ignore_index);
-    args.x = td_tensor_data(log_softmax);
-    args.grad_y = td_tensor_data(grad_y);
-    args.grad_each = td_tensor_numel(grad_y) == args.n * args.positions;
-    args.out = td_tensor_data(grad_x);
-    if (args.positions == 1 && args.classes >= LOSS_THREADS)
-        return launch(rows, grad_x, args.n, LOSS_THREADS, &args);
     return launch_flat(kernels, grad_x, td_tensor_numel(grad_x), &args);
 }
 

@@ -1,20 +1,7 @@
 /* Kernels: losses. */
-#include "cuda/device_code.h"
-#include "cuda/losses_args.h"
+#include "cuda/class_targets.h"
 
 /* ---- Classification ----------------------------------------------------------------------------------------------- */
-
-/* The target at a position; -1 where it is ignored, or not a class, which is reported. */
-__device__ inline int64_t target_at(const class_loss_args &args, int64_t i)
-{
-    int64_t target = args.target[i];
-    if (target == args.ignore_index)
-        return -1;
-    if (target >= 0 && target < args.classes)
-        return target;
-    report_index(args.fault, CUDA_FAULT_NLL_LOSS, i, target, args.classes);
-    return -1;
-}
 
 template <typename T> __device__ void nll_loss(const class_loss_args &args)
 {
@@ -37,20 +24,11 @@ template <typename T> __device__ void nll_factor(const class_loss_args &args)
     for (int64_t i = threadIdx.x; i < args.n * args.positions; i += blockDim.x) {
         int64_t target = args.target[i];
         if (target != args.ignore_index && target >= 0 && target < args.classes)
-            sum += args.weight ? (double)load(((const T *)args.weight)[target]) : 1.0;
+            sum += args.weight ? (double)number_at<T>(args, args.weight, target) : 1.0;
     }
     sum = reduce_block(sum, 0.0, plus_op());
     if (!threadIdx.x)
         *args.factor = 1 / sum;
-}
-
-/* The gradient of the loss at a position, times the weight of its target. */
-template <typename T>
-__device__ inline typename compute<T>::type target_grad(const class_loss_args &args, int64_t i, int64_t target)
-{
-    typedef typename compute<T>::type C;
-    C grad = load(((const T *)args.grad_y)[args.grad_each ? i : 0]) * (args.factor ? (C)*args.factor : C(1));
-    return args.weight ? grad * load(((const T *)args.weight)[target]) : grad;
 }
 
 template <typename T> __device__ void nll_loss_grad(const class_loss_args &args)
@@ -61,33 +39,6 @@ template <typename T> __device__ void nll_loss_grad(const class_loss_args &args)
         int64_t position = i / each * args.positions + i % args.positions;
         int64_t target = target_at(args, position), c = i / args.positions % args.classes;
         ((T *)args.out)[i] = store<T>(target == c ? -target_grad<T>(args, position, target) : C(0));
-    }
-}
-
-/* A block for each target where its classes follow one another. */
-template <typename T> __device__ void cross_entropy_rows(const class_loss_args &args)
-{
-    typedef typename compute<T>::type C;
-    for (int64_t n = blockIdx.x; n < args.n; n += gridDim.x) {
-        int64_t target = target_at(args, n);
-        C grad = target < 0 ? C(0) : target_grad<T>(args, n, target);
-        const T *x = (const T *)args.x + n * args.classes;
-        T *out = (T *)args.out + n * args.classes;
-        for (int64_t c = threadIdx.x; c < args.classes; c += blockDim.x)
-            out[c] = store<T>(target < 0 ? C(0) : exp(load(x[c])) * grad - (c == target ? grad : C(0)));
-    }
-}
-
-template <typename T> __device__ void cross_entropy_grad(const class_loss_args &args)
-{
-    typedef typename compute<T>::type C;
-    int64_t each = args.classes * args.positions;
-    for (int64_t i = first_element(); i < args.n * each; i += element_step()) {
-        int64_t position = i / each * args.positions + i % args.positions;
-        int64_t target = target_at(args, position), c = i / args.positions % args.classes;
-        C grad = target < 0 ? C(0) : target_grad<T>(args, position, target);
-        C value = target < 0 ? C(0) : exp(load(((const T *)args.x)[i])) * grad - (c == target ? grad : C(0));
-        ((T *)args.out)[i] = store<T>(value);
     }
 }
 
@@ -177,8 +128,6 @@ template <typename T> __device__ void pair_loss_grad(const pair_loss_args &args)
     PLAIN(nll_loss, name, T, class_loss_args)                                                      \
     SYNC(nll_factor, name, T, class_loss_args)                                                     \
     PLAIN(nll_loss_grad, name, T, class_loss_args)                                                 \
-    PLAIN(cross_entropy_rows, name, T, class_loss_args)                                            \
-    PLAIN(cross_entropy_grad, name, T, class_loss_args)                                            \
     PLAIN(pair_loss, name, T, pair_loss_args)                                                      \
     SYNC(pair_loss_sum, name, T, pair_loss_args)                                                   \
     SYNC(pair_loss_finish, name, T, pair_loss_args)                                                \

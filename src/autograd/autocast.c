@@ -39,7 +39,7 @@ const struct td__cast_rule td__cast_rules[TD__CAST_COUNT] = {
     [TD__CAST_LAYER_NORM] = {"td_f_layer_norm", TD__CAST_KEEP, TD__CAST_F32},
     [TD__CAST_BATCH_NORM] = {"td_batch_norm, td_sync_batch_norm", TD__CAST_KEEP, TD__CAST_KEEP},
     [TD__CAST_NLL_LOSS] = {"td_nll_loss", TD__CAST_F32, TD__CAST_F32},
-    [TD__CAST_CROSS_ENTROPY] = {"td_cross_entropy", TD__CAST_F32, TD__CAST_F32},
+    [TD__CAST_CROSS_ENTROPY] = {"td_cross_entropy", TD__CAST_READ, TD__CAST_READ},
     [TD__CAST_MSE_LOSS] = {"td_mse_loss", TD__CAST_F32, TD__CAST_F32},
     [TD__CAST_L1_LOSS] = {"td_l1_loss", TD__CAST_F32, TD__CAST_F32},
     [TD__CAST_BCE_WITH_LOGITS] = {"td_bce_with_logits", TD__CAST_F32, TD__CAST_F32},
@@ -284,7 +284,7 @@ static td_status cast_all(struct td__cast_frame *frame, enum td__cast_policy pol
     bool promotes = policy == TD__CAST_PROMOTE || policy == TD__CAST_KEEP;
     if (promotes && !widest(operands, count, &to))
         return TD_OK;
-    for (int i = 0; i < count; i++) {
+    for (int i = policy == TD__CAST_READ; i < count; i++) {
         const td_tensor *x = *operands[i];
         if (!x || !is_float(x) || (x->layout.dtype == TD_F64 && !promotes))
             continue;

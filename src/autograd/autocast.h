@@ -28,6 +28,7 @@ enum td__cast_policy {
     TD__CAST_F32,     /* to f32 */
     TD__CAST_PROMOTE, /* to the widest floating-point dtype among them */
     TD__CAST_KEEP,    /* the same, and the result to the dtype of the first operand */
+    TD__CAST_READ, /* to f32, but for the first: the operator reads halves as they are, and its result is f32 */
 };
 
 enum td__cast_op {

@@ -1,6 +1,6 @@
 /* Classification losses: nll_loss of log-probabilities, and cross_entropy of logits, which is
- * nll_loss of their log_softmax in one step: only the log_softmax is saved, and one kernel computes
- * the gradient of the logits from it.
+ * nll_loss of their log_softmax in one kernel. The logits are saved as they are, with two numbers of
+ * each target, from which one kernel computes the gradient: no log_softmax is in memory.
  *
  *     x [N, C, …] as [N, C, S], target [N, …] as [N, S], losses [N, S]
  *     mean: the sum of the losses, divided by the sum of the weights of their classes
@@ -20,6 +20,7 @@ enum { ALWAYS_IGNORED = -100 };
 struct class_loss {
     const char *call;
     int64_t shape[3]; /* [N, C, S] */
+    td_dtype dtype;   /* of the result: that of x, or f32 */
     td_tensor *target, *weight;
     int64_t ignore_index;
     td_reduction reduction;
@@ -34,8 +35,8 @@ struct loss_data {
 
 /* ---- Backward -------------------------------------------------------------------------------------- */
 
-/* saved: target, weight, the factor of the mean, and for cross_entropy the log_softmax. */
-static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores,
+/* saved: target, weight, the factor of the mean, and for cross_entropy the logits and their statistics. */
+static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_logits,
                                 td_tensor **grad_x)
 {
     const struct loss_data *data = td_node_data(node);
@@ -47,9 +48,12 @@ static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores
     td_tensor *factor = data->has_factor ? td_node_saved(node, 2) : NULL;
     if (data->has_factor)
         TD_TRY(td__done(factor));
-    td_tensor *log_softmax = of_scores ? td_node_saved(node, 3) : NULL;
-    if (of_scores)
-        TD_TRY(td__done(log_softmax));
+    td_tensor *logits = of_logits ? td_node_saved(node, 3) : NULL;
+    td_tensor *statistics = of_logits ? td_node_saved(node, 4) : NULL;
+    if (of_logits) {
+        TD_TRY(td__done(logits));
+        TD_TRY(td__done(statistics));
+    }
     struct td__grad_buffer buffer;
     TD_TRY(td__grad_buffer_open(&buffer, node, 0));
     td_tensor *grad = td__scoped_contiguous(grad_y);
@@ -57,9 +61,9 @@ static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores
         return TD_ERR_NOMEM;
     const td_kernels *kernels = td__kernels_of(grad);
     struct td_tensor into = td__view_as(buffer.into, data->shape, 3);
-    if (of_scores) {
-        struct td_tensor logs = td__view_as(log_softmax, data->shape, 3);
-        TD_TRY(kernels->cross_entropy_grad(&into, grad, factor, &logs, target, weight,
+    if (of_logits) {
+        struct td_tensor x = td__view_as(logits, data->shape, 3);
+        TD_TRY(kernels->cross_entropy_grad(&into, grad, factor, &x, statistics, target, weight,
                                            data->ignore_index));
     } else {
         TD_TRY(kernels->nll_loss_grad(&into, grad, factor, target, weight, data->ignore_index));
@@ -120,8 +124,9 @@ static td_tensor *merge_ignored(td_tensor *target, int64_t ignore_index)
     return td_masked_fill(target, td_eq_scalar(target, ALWAYS_IGNORED), (double)ignore_index);
 }
 
+/* The weight has the dtype of the result. */
 static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x, td_tensor *target,
-                         const td_loss_options *options)
+                         const td_loss_options *options, td_dtype dtype)
 {
     static const td_loss_options defaults;
     options = options ? options : &defaults;
@@ -130,7 +135,10 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
     loss->ignore_index = options->ignore ? options->ignore_index : ALWAYS_IGNORED;
     TD_TRY(td__check_float(call, x));
     TD_TRY(find_shape(loss, x, target));
-    TD_TRY(td__check_optional(call, "weight", options->weight, x, &loss->shape[1], 1));
+    loss->dtype = dtype;
+    struct td_tensor like = *x;
+    like.layout.dtype = dtype;
+    TD_TRY(td__check_optional(call, "weight", options->weight, &like, &loss->shape[1], 1));
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
         return td_fail(TD_ERR_INVALID, "%s: %d is not a reduction (see td_reduction)", call,
                        (int)options->reduction);
@@ -144,20 +152,25 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
 
 /* ---- Forward --------------------------------------------------------------------------------------- */
 
-/* The losses of log-probabilities, raw; *factor, in the scope, is that of their sum in the mean, or NULL. */
-static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs,
-                            td_tensor **factor)
+/* The losses of x, raw: log-probabilities, or with `statistics` logits. *factor, in the scope, is that of their sum in the
+ * mean, or NULL. */
+static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *x,
+                            td_tensor *statistics, td_tensor **factor)
 {
-    td_device *device = logs->storage->device;
+    td_device *device = x->storage->device;
     bool mean = loss->reduction == TD_REDUCE_MEAN;
     *factor = mean ? td__adopt(td__empty(loss->call, NULL, 0, TD_F64, device)) : NULL;
-    td_tensor *y = td__empty_like_as(loss->target, logs->layout.dtype);
+    td_tensor *y = td__empty_like_as(loss->target, loss->dtype);
     if (!y || (mean && !*factor))
         return td__kept(y, TD_ERR_NOMEM);
-    struct td_tensor x = td__view_as(logs, loss->shape, 3);
-    td_status status = td__kernels_of(y)->nll_loss(y, *factor, &x, loss->target, loss->weight,
-                                                   loss->ignore_index);
-    return td__kept(y, td__kernel_status(loss->call, logs, status));
+    struct td_tensor in = td__view_as(x, loss->shape, 3);
+    const td_kernels *kernels = td__kernels_of(y);
+    td_status status = statistics
+                           ? kernels->cross_entropy(y, statistics, *factor, &in, loss->target,
+                                                    loss->weight, loss->ignore_index)
+                           : kernels->nll_loss(y, *factor, &in, loss->target, loss->weight,
+                                               loss->ignore_index);
+    return td__kept(y, td__kernel_status(loss->call, x, status));
 }
 
 /* The sum of the losses times factor, raw. Releases `losses`. */
@@ -178,30 +191,31 @@ static td_tensor *sum_of(td_tensor *losses, const td_tensor *factor)
     return sum;
 }
 
-/* The recorded result, from log-probabilities that were computed from x, or are x. */
+/* The recorded result, from the elements of x: x itself, or a contiguous copy. */
 static td_tensor *class_loss(const td_function *function, const struct class_loss *loss,
-                             td_tensor *x, td_tensor *logs)
+                             td_tensor *x, td_tensor *values, td_tensor *statistics)
 {
-    td_tensor *factor, *y = losses_of(loss, logs, &factor);
+    td_tensor *factor, *y = losses_of(loss, values, statistics, &factor);
     struct loss_data data = {.ignore_index = loss->ignore_index,
                              .has_weight = loss->weight != NULL,
                              .has_factor = factor != NULL};
     memcpy(data.shape, loss->shape, sizeof data.shape);
     if (y && loss->reduction != TD_REDUCE_NONE)
         y = sum_of(y, factor);
-    return td__result(function, y,
-                      &(td_node_spec){.inputs = {x},
-                                      .input_count = 1,
-                                      .saved = {loss->target, loss->weight, factor, logs},
-                                      .saved_count = function == &nll_function ? 3 : 4,
-                                      .data = &data,
-                                      .data_size = sizeof data});
+    return td__result(
+        function, y,
+        &(td_node_spec){.inputs = {x},
+                        .input_count = 1,
+                        .saved = {loss->target, loss->weight, factor, values, statistics},
+                        .saved_count = statistics ? 5 : 3,
+                        .data = &data,
+                        .data_size = sizeof data});
 }
 
 static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_options *options)
 {
     struct class_loss loss;
-    if (prepare(&loss, "td_nll_loss", x, target, options))
+    if (prepare(&loss, "td_nll_loss", x, target, options, x->layout.dtype))
         return NULL;
     if (options && options->label_smoothing != 0) {
         td_fail(TD_ERR_INVALID, "td_nll_loss: label_smoothing is an option of "
@@ -209,7 +223,7 @@ static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_option
         return NULL;
     }
     td_tensor *logs = td__scoped_contiguous(x);
-    return logs ? class_loss(&nll_function, &loss, x, logs) : NULL;
+    return logs ? class_loss(&nll_function, &loss, x, logs, NULL) : NULL;
 }
 
 /* The sum over the classes of -weight x, and 0 for ignored targets: [N, …]. */
@@ -228,28 +242,38 @@ static td_tensor *smooth_losses(const struct class_loss *loss, td_tensor *logs)
 
 static td_tensor *smoothed(const struct class_loss *loss, td_tensor *x, double smoothing)
 {
-    td_tensor *factor = NULL, *logs = td_f_log_softmax(x, x->layout.ndim == 1 ? 0 : 1);
+    td_tensor *wide = td_to_dtype(x, loss->dtype), *factor = NULL;
+    td_tensor *logs = wide ? td_f_log_softmax(wide, x->layout.ndim == 1 ? 0 : 1) : NULL;
     td_tensor *values = logs ? td__scoped_contiguous(logs) : NULL;
-    td_tensor *measured = values ? td__adopt(losses_of(loss, values, &factor)) : NULL;
+    td_tensor *measured = values ? td__adopt(losses_of(loss, values, NULL, &factor)) : NULL;
     if (!measured)
         return NULL;
     struct class_loss each = *loss;
     each.reduction = TD_REDUCE_NONE;
-    td_tensor *sharp = class_loss(&nll_function, &each, logs, values);
+    td_tensor *sharp = class_loss(&nll_function, &each, logs, values, NULL);
     td_tensor *smooth = smooth_losses(loss, logs);
     td_tensor *both = td_add_scaled(td_mul_scalar(sharp, 1 - smoothing), smooth,
                                     smoothing / (double)loss->shape[1]);
     if (loss->reduction == TD_REDUCE_NONE)
         return both;
     td_tensor *sum = td_sum(both);
-    return factor ? td_mul(sum, td_to_dtype(factor, x->layout.dtype)) : sum;
+    return factor ? td_mul(sum, td_to_dtype(factor, loss->dtype)) : sum;
 }
 
-static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_options *options)
+/* The statistics of the kernel: two numbers a target, in the dtype of the computation. */
+static td_tensor *new_statistics(const struct class_loss *loss, const td_tensor *x)
+{
+    int64_t shape[3] = {loss->shape[0], loss->shape[2], 2};
+    td_dtype dtype = x->layout.dtype == TD_F64 ? TD_F64 : TD_F32;
+    return td__adopt(td__empty(loss->call, shape, 3, dtype, x->storage->device));
+}
+
+static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_options *options,
+                                td_dtype dtype)
 {
     static const char call[] = "td_cross_entropy";
     struct class_loss loss;
-    if (prepare(&loss, call, x, target, options))
+    if (prepare(&loss, call, x, target, options, dtype))
         return NULL;
     double smoothing = options ? options->label_smoothing : 0;
     if (!(smoothing >= 0 && smoothing <= 1)) {
@@ -258,14 +282,9 @@ static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_o
     }
     if (smoothing > 0)
         return smoothed(&loss, x, smoothing);
-    td_tensor *in = td__scoped_contiguous(x), *logs = in ? td__adopt(td__empty_like(x)) : NULL;
-    if (!logs)
-        return NULL;
-    struct td_tensor from = td__view_as(in, loss.shape, 3);
-    struct td_tensor out = td__view_as(logs, loss.shape, 3);
-    if (td__kernels_of(x)->softmax(&out, &from, true))
-        return NULL;
-    return class_loss(&cross_entropy_function, &loss, x, logs);
+    td_tensor *values = td__scoped_contiguous(x);
+    td_tensor *statistics = values ? new_statistics(&loss, x) : NULL;
+    return statistics ? class_loss(&cross_entropy_function, &loss, x, values, statistics) : NULL;
 }
 
 td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
@@ -298,9 +317,11 @@ td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target, const td_loss_
     td_tensor *y = NULL;
     if (!x || !target)
         return td__null(__func__);
+    bool half = x->layout.dtype == TD_F16 || x->layout.dtype == TD_BF16;
+    td_dtype dtype = half && td__frame.entered ? TD_F32 : x->layout.dtype;
     {
         TD_SCOPE;
-        y = td_scope_return(cross_entropy(x, target, &given));
+        y = td_scope_return(cross_entropy(x, target, &given, dtype));
     }
     return y;
 }

@@ -53,6 +53,7 @@ const td_kernels td__cpu_kernels = {
     .norm = td__cpu_norm,
     .scale = td__cpu_scale,
     .unscale = td__cpu_unscale,
+    .cross_entropy = td__cpu_cross_entropy,
     .matmul = td__cpu_matmul,
     .linear = td__cpu_linear,
     .conv2d = td__cpu_conv2d,

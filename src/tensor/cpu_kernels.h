@@ -53,9 +53,12 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, cons
                                 const td_tensor *target, const td_tensor *weight,
                                 int64_t ignore_index);
 td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                     const td_tensor *factor, const td_tensor *log_softmax,
-                                     const td_tensor *target, const td_tensor *weight,
-                                     int64_t ignore_index);
+                                     const td_tensor *factor, const td_tensor *x,
+                                     const td_tensor *statistics, const td_tensor *target,
+                                     const td_tensor *weight, int64_t ignore_index);
+td_status td__cpu_cross_entropy(td_tensor *out, td_tensor *statistics, td_tensor *factor,
+                                const td_tensor *x, const td_tensor *target,
+                                const td_tensor *weight, int64_t ignore_index);
 td_status td__cpu_pair_loss(td_pair_loss loss, td_tensor *out, const td_tensor *x,
                             const td_tensor *y, double scale);
 td_status td__cpu_pair_loss_grad(td_pair_loss loss, td_tensor *grad_x, const td_tensor *grad_y,

@@ -357,13 +357,22 @@ static td_status run_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y,
 }
 
 static td_status run_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                        const td_tensor *factor, const td_tensor *log_softmax,
-                                        const td_tensor *target, const td_tensor *weight,
-                                        int64_t ignore_index)
+                                        const td_tensor *factor, const td_tensor *x,
+                                        const td_tensor *statistics, const td_tensor *target,
+                                        const td_tensor *weight, int64_t ignore_index)
 {
     RUN(cross_entropy_grad, NULL, 1,
-        OPERANDS(AT(grad_x), AT(grad_y), AT(factor), AT(log_softmax), AT(target), AT(weight)),
-        grad_x, grad_y, factor, log_softmax, target, weight, ignore_index);
+        OPERANDS(AT(grad_x), AT(grad_y), AT(factor), AT(x), AT(statistics), AT(target), AT(weight)),
+        grad_x, grad_y, factor, x, statistics, target, weight, ignore_index);
+}
+
+static td_status run_cross_entropy(td_tensor *out, td_tensor *statistics, td_tensor *factor,
+                                   const td_tensor *x, const td_tensor *target,
+                                   const td_tensor *weight, int64_t ignore_index)
+{
+    RUN(cross_entropy, NULL, 3,
+        OPERANDS(AT(out), AT(statistics), AT(factor), AT(x), AT(target), AT(weight)), out,
+        statistics, factor, x, target, weight, ignore_index);
 }
 
 static td_status run_pair_loss(td_pair_loss loss, td_tensor *out, const td_tensor *x,
@@ -622,4 +631,5 @@ const td_kernels td__wrapped_kernels = {
     .binary_mixed = run_binary_mixed,
     .add_layer_norm = run_add_layer_norm,
     .add_layer_norm_grad = run_add_layer_norm_grad,
+    .cross_entropy = run_cross_entropy,
 };
