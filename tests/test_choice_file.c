@@ -39,11 +39,22 @@ static void append(const char *path, const void *bytes, size_t size)
     CHECK(fd >= 0 && write(fd, bytes, size) == (ssize_t)size && !close(fd));
 }
 
+/* Makes an empty file. */
+static void make(const char *path)
+{
+    struct choice_file *file = td__choice_file_open(path);
+    td__choice_file_lock(file);
+    td__choice_file_unlock(file);
+    td__choice_file_close(file);
+    CHECK(!access(path, F_OK));
+}
+
 TEST(choices_are_found_again)
 {
     const char *path = path_of("again");
     struct choice_file *file = td__choice_file_open(path);
     CHECK_EQ(get(file, 1), -1);
+    CHECK(access(path, F_OK)); /* not made by reading */
     put(file, 1, 10);
     put(file, 2, 20);
     put(file, 1, 11); /* the first one counts */
@@ -118,7 +129,7 @@ TEST(choices_of_a_hostile_file_end)
 {
     uint8_t record[CHOICE_MOST_RECORD];
     const char *path = path_of("hostile");
-    td__choice_file_close(td__choice_file_open(path));
+    make(path);
     size_t size = record_of(record, 1, 10);
     append(path, record, size);
     record[size - 1] ^= 1;
@@ -138,7 +149,7 @@ TEST(choices_of_a_hostile_file_end)
 TEST(choices_of_a_full_file_are_kept_in_memory)
 {
     const char *path = path_of("full");
-    td__choice_file_close(td__choice_file_open(path));
+    make(path);
     CHECK(!truncate(path, CHOICE_MOST_FILE));
     struct choice_file *file = td__choice_file_open(path);
     put(file, 1, 10);
@@ -151,7 +162,7 @@ TEST(choices_of_a_full_file_are_kept_in_memory)
 TEST(choices_refuse_what_is_not_a_plain_file)
 {
     const char *path = path_of("link");
-    td__choice_file_close(td__choice_file_open(path));
+    make(path);
     CHECK(!unlink(path) && !symlink("/dev/null", path));
     struct choice_file *file = td__choice_file_open(path);
     put(file, 1, 10);

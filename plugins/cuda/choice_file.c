@@ -166,12 +166,18 @@ static void make_directories(const char *path)
 }
 
 /* Opens the file. In a directory that others may write to, it could be theirs: only a plain file of this user is used. */
-static void open_file(struct choice_file *file)
+static void open_file(struct choice_file *file, bool create)
 {
     struct stat info;
-    make_directories(file->path);
-    int fd = open(file->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+    if (!file->path || file->fd >= 0 || file->complained)
+        return;
+    if (create)
+        make_directories(file->path);
+    int fd = open(file->path,
+                  O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | (create ? O_CREAT : 0),
                   0600);
+    if (fd < 0 && errno == ENOENT && !create)
+        return;
     if (fd < 0) {
         complain(file, "cannot open", strerror(errno));
         return;
@@ -211,6 +217,7 @@ static void read_on(struct choice_file *file)
 static void append(struct choice_file *file, const uint8_t *record, size_t size)
 {
     struct stat info;
+    open_file(file, true);
     if (file->fd < 0 || file->complained || fstat(file->fd, &info))
         return;
     if (info.st_size + (off_t)size > CHOICE_MOST_FILE) {
@@ -239,10 +246,8 @@ struct choice_file *td__choice_file_open(const char *path)
     pthread_mutex_init(&file->turn, NULL);
     file->fd = -1;
     file->path = copy;
-    if (copy) {
-        open_file(file);
-        read_on(file);
-    }
+    open_file(file, false);
+    read_on(file);
     return file;
 }
 
@@ -292,9 +297,13 @@ void td__choice_file_put(struct choice_file *file, const void *key, size_t key_s
 void td__choice_file_lock(struct choice_file *file)
 {
     pthread_mutex_lock(&file->turn);
-    if (file->fd < 0) /* set when the file was opened, and never again */
+    pthread_mutex_lock(&file->mutex);
+    open_file(file, true);
+    int fd = file->fd;
+    pthread_mutex_unlock(&file->mutex);
+    if (fd < 0)
         return;
-    for (int i = 0; i < LOCK_TRIES && flock(file->fd, LOCK_EX | LOCK_NB); i++)
+    for (int i = 0; i < LOCK_TRIES && flock(fd, LOCK_EX | LOCK_NB); i++)
         nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
     pthread_mutex_lock(&file->mutex);
     read_on(file);
@@ -303,7 +312,9 @@ void td__choice_file_lock(struct choice_file *file)
 
 void td__choice_file_unlock(struct choice_file *file)
 {
+    pthread_mutex_lock(&file->mutex);
     if (file->fd >= 0)
         flock(file->fd, LOCK_UN);
+    pthread_mutex_unlock(&file->mutex);
     pthread_mutex_unlock(&file->turn);
 }

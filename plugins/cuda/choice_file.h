@@ -22,7 +22,8 @@ enum {
 
 struct choice_file;
 
-/** Reads the choices of `path`; NULL: of memory only. The directory is made if it is missing. A file that cannot be
+/** Reads the choices of `path`; NULL: of memory only. File and directory are made when something is
+ *  stored. A file that cannot be
  *  used costs speed only: it is logged, and what is chosen stays in memory. NULL without memory. All functions may be
  *  called from several threads. */
 struct choice_file *td__choice_file_open(const char *path);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PATH = 1024 };
+enum { MOST_PATH = 1024, MEASURING_MS = 20 };
 
 /* Files that were opened; the list only grows. Devices of one model share one. */
 struct opened {
@@ -21,10 +21,19 @@ struct opened {
 static struct opened *all;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-bool td__cuda_may_measure(void)
+double td__cuda_measuring_ms(void)
 {
     const char *text = getenv("TANDEM_CUDA_TUNE");
-    return !text || strcmp(text, "0") != 0;
+    char *end;
+    if (!text || !*text)
+        return MEASURING_MS;
+    double ms = strtod(text, &end);
+    return *end || !(ms >= 0) ? MEASURING_MS : ms;
+}
+
+bool td__cuda_may_measure(void)
+{
+    return td__cuda_measuring_ms() > 0;
 }
 
 /* The directory; false: nothing is kept. */

@@ -43,7 +43,7 @@ static td_status multiply(const struct product_args *args, td_tensor *out)
     if (!args->m || !args->n || !args->batches || (!args->k && args->accumulate && !args->bias))
         return TD_OK;
     bool done;
-    td_status status = td__lt_multiply(args, out, &done);
+    td_status status = td__lt_multiply(args, NULL, out, &done);
     if (status || done)
         return status;
     int64_t tiles = (args->m + PRODUCT_TILE - 1) / PRODUCT_TILE *

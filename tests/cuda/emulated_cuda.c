@@ -5,6 +5,7 @@
  *     EMULATED_CUDA_VERSION=11040    what cuDriverGetVersion() says
  *     EMULATED_CUDA_MEMORY=N         bytes of memory a GPU
  *     EMULATED_CUDA_FAIL=NAME:N      the Nth call of a function fails, as do all that follow
+ *     EMULATED_CUDA_CAPTURING=1      streams are being captured into a graph
  *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first */
 #include <cuda.h>
 
@@ -476,6 +477,14 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream)
 EXPORT CUresult cuStreamQuery(CUstream stream)
 {
     (void)stream;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = setting("EMULATED_CUDA_CAPTURING", 0) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                    : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 
