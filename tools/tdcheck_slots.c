@@ -11,16 +11,18 @@
     X(fill)                                                                                        \
     X(copy)                                                                                        \
     X(unary)                                                                                       \
-    X(unary_grad) X(binary) X(binary_scalar) X(add_scaled) X(where) X(clamp) X(reduce)             \
-        X(arg_reduce) X(matmul) X(linear) X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight)     \
-            X(max_pool2d) X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad)                      \
-                X(adaptive_avg_pool2d) X(adaptive_avg_pool2d_grad) X(adaptive_max_pool2d)          \
-                    X(batch_norm) X(batch_norm_grad) X(layer_norm) X(layer_norm_grad) X(softmax)   \
-                        X(softmax_grad) X(attention) X(attention_grad) X(index_select)             \
-                            X(index_add) X(gather) X(scatter_add) X(nll_loss) X(nll_loss_grad)     \
-                                X(cross_entropy_grad) X(pair_loss) X(pair_loss_grad) X(dropout)    \
-                                    X(dropout_grad) X(uniform) X(normal) X(bernoulli)              \
-                                        X(random_range) X(sgd) X(adam) X(norm) X(scale) X(unscale)
+    X(unary_grad)                                                                                  \
+    X(binary) X(binary_scalar) X(add_scaled) X(where) X(clamp) X(reduce) X(arg_reduce) X(matmul)   \
+        X(linear) X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d)               \
+            X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad) X(adaptive_avg_pool2d)             \
+                X(adaptive_avg_pool2d_grad) X(adaptive_max_pool2d) X(batch_norm)                   \
+                    X(batch_norm_grad) X(layer_norm) X(layer_norm_grad) X(softmax) X(softmax_grad) \
+                        X(attention) X(attention_grad) X(index_select) X(index_add) X(gather)      \
+                            X(scatter_add) X(nll_loss) X(nll_loss_grad) X(cross_entropy_grad)      \
+                                X(pair_loss) X(pair_loss_grad) X(dropout) X(dropout_grad)          \
+                                    X(uniform) X(normal) X(bernoulli) X(random_range) X(sgd)       \
+                                        X(adam) X(norm) X(scale) X(unscale) X(linear_gelu)         \
+                                            X(linear_gelu_grad)
 
 #define NAME(slot) {.name = #slot, .offset = offsetof(td_kernels, slot)},
 

@@ -75,7 +75,8 @@ const struct check_row check_rows[] = {
      .shapes = "3x1 : 3 5; 1x5 : 2 7 5; . : 3; 1x0 : 4 0; 1 : 4099"},
     CALLS(squeeze, ALL, VIEW, "n", "2x3 : 0; 2x3 : 2; 7 : 1"),
     CALLS(split, ALL, VIEW, "n", "7x3 : 0 2; 7x3 : 1 5; 2x9 : 1 3"),
-    CALLS(split_heads, FLOATS, VIEW, "n", "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
+    CALLS(split_heads, FLOATS, VIEW, "n",
+          "2x5x12 : 3 2; 1x7x8 : 1 4; 3x4x10 : 2 1; 3x5x9 : 3 3; 1x33x9 : 1 3"),
     CALLS(cat, ALL, VIEW, "nnn",
           "2x3 4x3 1x3 : 0; 2x3 2x1 2x5 : 1; 2x3 0x3 1x3 : 0; 2x3x5 2x3x5 2x3x1 : -1"),
     CALLS(stack, ALL, VIEW, "nnn", "3x5 3x5 3x5 : 0; 3x5 3x5 3x5 : 2; . . . : 0"),
@@ -219,6 +220,9 @@ const struct check_row check_rows[] = {
      .shapes = "5x2x3 5x3x4; 1x7x1 1x1x7; 0x2x3 0x3x2; 3x17x5 3x5x33"},
     CALLS(linear, FLOATS, CHECK_ABSOLUTE, "nnn",
           "5x3 4x3 4; 5x3 4x3 -; 2x3x7 5x7 5; 7 3x7 3; 0x3 4x3 4; 33x65 17x65 17"),
+    CALLS(
+        mlp, FLOATS, CHECK_ABSOLUTE, "nnnnn",
+        "5x3 4x3 4 2x4 2; 2x3x7 8x7 8 5x8 5; 0x3 8x3 8 4x8 4; 33x17 40x17 40 24x40 24; 16x8 16x8 16 8x16 8"),
     CALLS(
         conv2d, FLOATS, CHECK_ABSOLUTE, "nnn",
         "2x3x7x5 4x3x3x3 4 : 1 1 1 1 1 1 1; 1x2x5x5 2x2x1x1 - : 1 1 0 0 1 1 1; 2x4x9x8 6x2x3x2 6 : 2 1 1 0 1 2 2; "

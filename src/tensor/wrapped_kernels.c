@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/fallback.h"
+#include "tensor/linear_gelu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -520,6 +521,41 @@ static td_status run_unscale(td_tensor *const *x, int count, double factor, td_t
     return status;
 }
 
+/* Runs a slot, or, where the kind has none or it does not know the dtype, what follows in the function: others of its
+ * kernels. */
+#define RUN_OR_COMPOSE(slot_, written_, at_, ...)                                                  \
+    struct td__operands operands = {                                                               \
+        .device = device_of(at_, (int)(sizeof(at_) / sizeof((at_)[0]))),                           \
+        .slot = #slot_,                                                                            \
+        .at = at_,                                                                                 \
+        .written = written_,                                                                       \
+        .count = (int)(sizeof(at_) / sizeof((at_)[0]))};                                           \
+    const td_kernels *own = &operands.device->kind->kernels;                                       \
+    td_status status = own->slot_ ? own->slot_(__VA_ARGS__) : TD_ERR_UNSUPPORTED;                  \
+    td__note_kernel(#slot_, status);                                                               \
+    if (!status)                                                                                   \
+        td__note_uses(&operands);                                                                  \
+    if (status != TD_ERR_UNSUPPORTED)                                                              \
+    return status
+
+static td_status run_linear_gelu(td_tensor *out, td_tensor *pre, const td_tensor *x,
+                                 const td_tensor *w, const td_tensor *bias)
+{
+    RUN_OR_COMPOSE(linear_gelu, 2, OPERANDS(AT(out), AT(pre), AT(x), AT(w), AT(bias)), out, pre, x,
+                   w, bias);
+    return td__linear_gelu_by(&td__wrapped_kernels, out, pre, x, w, bias);
+}
+
+static td_status run_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,
+                                      const td_tensor *grad_y, const td_tensor *w,
+                                      const td_tensor *pre)
+{
+    RUN_OR_COMPOSE(linear_gelu_grad, 2,
+                   OPERANDS(AT(grad_pre), AT(grad_bias), AT(grad_y), AT(w), AT(pre)), grad_pre,
+                   grad_bias, grad_y, w, pre);
+    return td__linear_gelu_grad_by(&td__wrapped_kernels, grad_pre, grad_bias, grad_y, w, pre);
+}
+
 const td_kernels td__wrapped_kernels = {
     .version = TD_KERNELS_VERSION,
     .size = sizeof(td_kernels),
@@ -574,4 +610,6 @@ const td_kernels td__wrapped_kernels = {
     .norm = run_norm,
     .scale = run_scale,
     .unscale = run_unscale,
+    .linear_gelu = run_linear_gelu,
+    .linear_gelu_grad = run_linear_gelu_grad,
 };
