@@ -57,4 +57,6 @@ const td_kernels td__cuda_kernels = {
     .norm = td__cuda_norm,
     .scale = td__cuda_scale,
     .unscale = td__cuda_unscale,
+    .linear_gelu = td__cuda_linear_gelu,
+    .linear_gelu_grad = td__cuda_linear_gelu_grad,
 };

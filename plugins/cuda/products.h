@@ -21,4 +21,10 @@ struct lt_extra {
 td_status td__lt_multiply(const struct product_args *args, const struct lt_extra *extra,
                           td_tensor *out, bool *done);
 
+/** Computes a product by `multiply`, of copies whose rows are aligned, where that is faster (padded_products.c). *done: false
+ *  where it is not. */
+td_status td__cuda_multiply_padded(const struct product_args *args, td_tensor *out,
+                                   td_status (*multiply)(const struct product_args *, td_tensor *),
+                                   bool *done);
+
 #endif

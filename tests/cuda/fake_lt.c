@@ -2,7 +2,7 @@
  * made. For tests: TANDEM_CUBLASLT_SO names this file. What cuBLASLt would refuse, it refuses too.
  *
  *     FAKE_LT_CANDIDATES=N    how many algorithms it has for a product, 5 if not set
- *     FAKE_LT_FASTEST=N       all algorithms but this one take 15 milliseconds more
+ *     FAKE_LT_FASTEST=N       all algorithms but this one take ten seconds more, as events see it
  *     FAKE_LT_FAIL=NAME:N     the Nth call of a function fails, as do all that follow
  *     FAKE_LT_VERSION=N       what cublasLtGetVersion() says
  *     FAKE_LT_LOG=FILE        a line for each call: "run ALGORITHM M N K EPILOGUE", "propose N", "check ALGORITHM"
@@ -10,17 +10,17 @@
  * Algorithm 1 adds parts in place, and 3 in f32; 2 asks for 16 bytes of alignment of everything; 3 has a workspace. */
 #include <cublasLt.h>
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { MAGIC = 0x7a11ed, ALGORITHMS = 5, WORKSPACE = 1 << 20, PAUSE_US = 15000 };
+enum { MAGIC = 0x7a11ed, ALGORITHMS = 5, WORKSPACE = 1 << 20, SECONDS = 10 };
 
 struct operation {
     uint32_t magic;
@@ -89,6 +89,16 @@ static void note(const char *format, ...)
     vfprintf(file, format, arguments);
     va_end(arguments);
     fclose(file);
+}
+
+static void pass(long seconds)
+{
+    void *driver = dlopen(getenv("TANDEM_CUDA_SO"), RTLD_NOW | RTLD_NOLOAD);
+    void (*emulated_pass)(long) = driver ? (void (*)(long))dlsym(driver, "emulated_pass") : NULL;
+    if (!emulated_pass)
+        abort();
+    emulated_pass(seconds);
+    dlclose(driver);
 }
 
 /* ---- Descriptions ------------------------------------------------------------------------------------------- */
@@ -457,7 +467,7 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
          (int)problem.operation->epilogue);
     long fastest = setting("FAKE_LT_FASTEST", -1);
     if (fastest >= 0 && algorithm->number != (uint32_t)fastest)
-        usleep(PAUSE_US);
+        pass(SECONDS);
     bool is_f64 = problem.d->type == CUDA_R_64F;
     for (int i = 0; i < problem.d->batches; i++)
         multiply(&problem, a, b, d, i,

@@ -62,7 +62,7 @@ static void run_function(void (*fn)(void *), struct job job)
     unlink(path_in_temp("log"));
     setenv("FAKE_LT_LOG", path_in_temp("log"), 1);
     setenv("TANDEM_CACHE_DIR", path_in_temp("cache"), 1);
-    setenv("TANDEM_CUDA_TUNE", "10000", 1); /* the emulated device is slow */
+    setenv("TANDEM_CUDA_TUNE", "1000000", 1); /* the emulated device is slow */
     struct td_test_child child = td_test_fork(fn, &job);
     if (!WIFEXITED(child.status) || WEXITSTATUS(child.status))
         fputs(child.output, stderr);
@@ -220,6 +220,94 @@ TEST(measuring_does_not_touch_what_is_added_to)
     CHECK(logged("run 4 ") > 15);
 }
 
+/* The MLP of a transformer in bf16, against that of the host in f32. */
+static void compute_mlp(void *arg)
+{
+    (void)arg;
+    TD_SCOPE;
+    td_device *device = td_device_get("cuda:0"), *host = td_device_get("cpu");
+    td_module *module = td_sequential(td_linear(32, 64), td_gelu_tanh(), td_linear(64, 16), NULL);
+    td_tensor *x = td_randn(TD_SHAPE(24, 32), TD_F32, host);
+    td_tensor *expected = td_forward(module, x);
+    CHECK(!td_backward(td_sum(td_square(expected))));
+    td_tensor *bias = td_clone(td_tensor_grad(td_param(td_child(module, 0), 1)));
+    td_tensor_set_grad(td_param(td_child(module, 0), 1), NULL);
+    CHECK(!td_module_to(module, device));
+    TD_AUTOCAST("cuda", &(td_autocast_options){.dtype = TD_BF16});
+    td_tensor *y = td_forward(module, td_tensor_to(x, device));
+    CHECK(!td_backward(td_sum(td_square(td_to_dtype(y, TD_F32)))));
+    CHECK(td_allclose(td_to_dtype(td_tensor_to(y, host), TD_F32), expected, 3e-2, 3e-2));
+    td_tensor *grad = td_tensor_grad(td_param(td_child(module, 0), 1));
+    CHECK(td_allclose(td_tensor_to(grad, host), bias, 5e-2, 5e-2));
+    td_module_destroy(module);
+}
+
+static int epilogues(int which)
+{
+    char pattern[64];
+    int count = 0;
+    for (int algorithm = 0; algorithm < 5; algorithm++) {
+        snprintf(pattern, sizeof pattern, "run %d 24 64 %d %d\n", algorithm, which == 164 ? 32 : 16,
+                 which);
+        count += logged(pattern);
+    }
+    return count;
+}
+
+TEST(the_gelu_of_an_mlp_is_computed_with_its_products)
+{
+    run_function(compute_mlp, large);
+    CHECK_EQ(epilogues(164), 1); /* GELU_AUX_BIAS */
+    CHECK_EQ(epilogues(208), 1); /* DGELU_BGRAD */
+}
+
+/* Logits of an odd number of classes, and the gradients of both operands. */
+static void compute_unaligned(void *arg)
+{
+    const struct job *job = arg;
+    TD_SCOPE;
+    for (int i = 0; job->variables[i]; i++)
+        putenv((char *)job->variables[i]);
+    td_device *device = td_device_get("cuda:0"), *host = td_device_get("cpu");
+    td_tensor *a = td_randn(TD_SHAPE(job->m, job->k), TD_BF16, host);
+    td_tensor *b = td_randn(TD_SHAPE(job->n, job->k), TD_BF16, host);
+    td_tensor *bias = td_randn(TD_SHAPE(job->n), TD_BF16, host);
+    td_tensor *c = td_randn(TD_SHAPE(job->m, job->n), TD_BF16, host);
+    td_tensor *x = td_tensor_to(a, device), *w = td_tensor_to(b, device);
+    td_tensor_set_requires_grad(x, true);
+    td_tensor_set_requires_grad(w, true);
+    for (int i = 0; i <= job->twice; i++) {
+        td_tensor *y = td_f_linear(x, w, td_tensor_to(bias, device));
+        CHECK(error_of(a, td_transpose(b, 0, 1), td_sub(y, td_tensor_to(bias, device))) < 2e-2);
+        CHECK(!td_backward(td_sum(td_mul(y, td_tensor_to(c, device)))));
+    }
+    td_tensor *factor = td_mul_scalar(c, job->twice ? 2 : 1);
+    CHECK(error_of(factor, b, td_tensor_grad(x)) < 2e-2);
+    CHECK(error_of(td_transpose(factor, 0, 1), a, td_tensor_grad(w)) < 2e-2);
+}
+
+TEST(large_unaligned_products_are_padded, .deadline_s = 100)
+{
+    struct job job = {512, 1025, 520, TD_BF16, {"TANDEM_CUDA_TUNE=0"}, true};
+    run_function(compute_unaligned, job);
+    CHECK_EQ(logged("run 0 512 1032 520 4"), 2);
+    CHECK_EQ(logged("run 0 512 520 1032 1"), 2);
+    CHECK_EQ(logged("run 0 1032 520 512 1"), 2);
+    CHECK_EQ(logged("run "), 6);
+    job.variables[1] = "TANDEM_CUDA_COPIES_MIB=0";
+    run_function(compute_unaligned, job);
+    CHECK_EQ(logged("run 0 512 1025 520 4"), 2);
+    CHECK_EQ(logged("run "), 6);
+    job.variables[1] = "TANDEM_CUDA_COPIES_MIB=1"; /* too little for the copy of the weight */
+    run_function(compute_unaligned, job);
+    CHECK_EQ(logged("run 0 512 1025 520 4"), 2);
+    job = (struct job){4096, 129, 520, TD_BF16, {"TANDEM_CUDA_TUNE=0", "TANDEM_CUDA_COPIES_MIB=1"},
+                       true};
+    run_function(compute_unaligned, job);
+    CHECK_EQ(logged("run 0 3840 136 520 4"), 2); /* in two pieces */
+    CHECK_EQ(logged("run 0 256 136 520 4"), 2);
+}
+
 static void compute_at_once(int rank, void *arg)
 {
     (void)rank;
@@ -231,7 +319,7 @@ TEST(one_of_several_processes_measures)
     struct job job = large;
     setenv("FAKE_LT_LOG", path_in_temp("log"), 1);
     setenv("TANDEM_CACHE_DIR", path_in_temp("cache"), 1);
-    setenv("TANDEM_CUDA_TUNE", "10000", 1); /* the emulated device is slow */
+    setenv("TANDEM_CUDA_TUNE", "1000000", 1); /* the emulated device is slow */
     fork_ranks(3, compute_at_once, &job);
     CHECK_EQ(logged("propose"), 1);
     CHECK_EQ(files_kept(), 1);
