@@ -90,22 +90,10 @@ static td_module *attention_create(const struct gpt2_config *config)
 
 /* ---- MLP: x [N, L, E] -> [N, L, 4 E] -> [N, L, E] ----------------------------------------------------- */
 
-enum { C_FC, ACT, MLP_C_PROJ, DROPOUT, MLP_CHILDREN };
-
-static td_tensor *mlp_forward(td_module *self, td_tensor *const *inputs, int count)
-{
-    (void)count;
-    td_tensor *x = inputs[0];
-    for (int i = 0; i < MLP_CHILDREN; i++)
-        x = td_forward(td_child(self, i), x);
-    return x;
-}
-
-static const td_module_ops mlp_ops = {.name = "MLP", .forward = mlp_forward};
-
+/* A Sequential, which runs the first three as one where the device can. */
 static td_module *mlp_create(const struct gpt2_config *config)
 {
-    td_module *self = td_module_create(&mlp_ops);
+    td_module *self = td_sequential_of(NULL, 0);
     td_module_add_child(self, "c_fc", linear(config->width, 4 * config->width, 0.02));
     td_module_add_child(self, "act", td_gelu_tanh());
     td_module_add_child(self, "c_proj",

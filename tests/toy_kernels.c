@@ -319,6 +319,9 @@ KERNEL(arg_reduce, VALUE(bool, least), OUT(out), IN(x), VALUE(int, dim))
 
 KERNEL_OF_FLOATS(matmul, out, OUT(out), IN(a), IN(b), VALUE(double, alpha), VALUE(bool, accumulate))
 KERNEL_OF_FLOATS(linear, out, OUT(out), IN(x), IN(w), IN(bias))
+KERNEL_OF_FLOATS(linear_gelu, out, OUT(out), OUT(pre), IN(x), IN(w), IN(bias))
+KERNEL_OF_FLOATS(linear_gelu_grad, grad_pre, OUT(grad_pre), OUT(grad_bias), IN(grad_y), IN(w),
+                 IN(pre))
 KERNEL_OF_FLOATS(conv2d, out, OUT(out), IN(x), IN(w), IN(bias), WINDOW(window))
 KERNEL_OF_FLOATS(conv2d_grad_input, grad_x, OUT(grad_x), IN(grad_y), IN(w), WINDOW(window))
 KERNEL_OF_FLOATS(conv2d_grad_weight, grad_w, OUT(grad_w), OUT(grad_bias), IN(grad_y), IN(x),

@@ -183,7 +183,7 @@ void toy_control_reset(void);
         X(gather), X(scatter_add), X(nll_loss), X(nll_loss_grad), X(cross_entropy_grad),           \
         X(pair_loss), X(pair_loss_grad), X(dropout), X(dropout_grad), X(uniform), X(normal),       \
         X(bernoulli), X(random_range), X(sgd), X(adam), X(norm), X(scale), X(unscale),             \
-        X(cross_entropy)
+        X(linear_gelu), X(linear_gelu_grad), X(cross_entropy)
 
 extern const td_kernels toy_kernels;
 

@@ -2,6 +2,8 @@
  * arguments. */
 #include "tdcheck_calls.h"
 
+#include "autograd/op_mlp.h"
+
 #include <tandem/amp.h>
 
 #include <math.h>
@@ -153,6 +155,10 @@ CALL(argmin)
 CALL(linear)
 {
     return td_f_linear(x[0], x[1], x[2]);
+}
+CALL(mlp)
+{
+    return td__f_mlp(x[0], x[1], x[2], x[3], x[4]);
 }
 CALL(conv2d)
 {

@@ -29,6 +29,7 @@ td_tensor *check_max_dim(td_tensor **x, struct check_case *c);
 td_tensor *check_min_dim(td_tensor **x, struct check_case *c);
 td_tensor *check_argmax(td_tensor **x, struct check_case *c);
 td_tensor *check_argmin(td_tensor **x, struct check_case *c);
+td_tensor *check_mlp(td_tensor **x, struct check_case *c);
 td_tensor *check_linear(td_tensor **x, struct check_case *c);
 td_tensor *check_conv2d(td_tensor **x, struct check_case *c);
 td_tensor *check_max_pool2d(td_tensor **x, struct check_case *c);

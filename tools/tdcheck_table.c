@@ -233,6 +233,9 @@ const struct check_row check_rows[] = {
     CALLS(linear, FLOATS, CHECK_ABSOLUTE, "nnn",
           "5x3 4x3 4; 5x3 4x3 -; 2x3x7 5x7 5; 7 3x7 3; 0x3 4x3 4; 33x65 17x65 17"),
     CALLS(
+        mlp, FLOATS, CHECK_ABSOLUTE, "nnnnn",
+        "5x3 4x3 4 2x4 2; 2x3x7 8x7 8 5x8 5; 0x3 8x3 8 4x8 4; 33x17 40x17 40 24x40 24; 16x8 16x8 16 8x16 8"),
+    CALLS(
         conv2d, FLOATS, CHECK_ABSOLUTE, "nnn",
         "2x3x7x5 4x3x3x3 4 : 1 1 1 1 1 1 1; 1x2x5x5 2x2x1x1 - : 1 1 0 0 1 1 1; 2x4x9x8 6x2x3x2 6 : 2 1 1 0 1 2 2; "
         "3x6x6 3x3x2x2 3 : 2 2 0 0 1 1 1; 2x4x5x5 4x1x3x3 4 : 1 1 1 1 1 1 4; 0x3x5x5 2x3x3x3 2 : 1 1 0 0 1 1 1; "

@@ -368,8 +368,17 @@ typedef struct td_kernels {
                                      const td_tensor *grad_y, const td_tensor *grad_sum,
                                      const td_tensor *sum, const td_tensor *weight,
                                      const td_tensor *mean, const td_tensor *rstd);
+    /** Linear layers with a GELU between them; floats, all contiguous. pre [N, H] = x [N, I] w^T [H, I] + bias [H], and out [N, H] = gelu_tanh(pre): of pre as it is stored, or before it
+     *  is rounded to its dtype. bias may be NULL. */
+    td_status (*linear_gelu)(td_tensor *out, td_tensor *pre, const td_tensor *x, const td_tensor *w,
+                             const td_tensor *bias);
+    /** grad_pre [N, H] = grad_y [N, O] w [O, H] * the derivative of gelu_tanh at pre [N, H], where w is the weight of the
+     *  layer behind the GELU. grad_bias [1, H], where not NULL: the sum of the rows of grad_pre. */
+    td_status (*linear_gelu_grad)(td_tensor *grad_pre, td_tensor *grad_bias,
+                                  const td_tensor *grad_y, const td_tensor *w,
+                                  const td_tensor *pre);
 
-    void *reserved[12]; /* must be zero */
+    void *reserved[10]; /* must be zero */
 } td_kernels;
 
 /** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */

@@ -61,4 +61,6 @@ const td_kernels td__cuda_kernels = {
     .add_layer_norm = td__cuda_add_layer_norm,
     .add_layer_norm_grad = td__cuda_add_layer_norm_grad,
     .cross_entropy = td__cuda_cross_entropy,
+    .linear_gelu = td__cuda_linear_gelu,
+    .linear_gelu_grad = td__cuda_linear_gelu_grad,
 };

@@ -49,6 +49,11 @@ td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b
                           bool accumulate);
 td_status td__cuda_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
                           const td_tensor *bias);
+td_status td__cuda_linear_gelu(td_tensor *out, td_tensor *pre, const td_tensor *x,
+                               const td_tensor *w, const td_tensor *bias);
+td_status td__cuda_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,
+                                    const td_tensor *grad_y, const td_tensor *w,
+                                    const td_tensor *pre);
 
 /* launch_convolution.c */
 td_status td__cuda_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,

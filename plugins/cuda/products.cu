@@ -94,3 +94,27 @@ TD_KERNEL_SYNC(multiply_bf16, struct product_args)
 {
     multiply<bf16>(args);
 }
+
+/* Neighbouring threads copy neighbouring elements, since either side may begin at any of them; each thread has several loads
+ * under way. */
+TD_KERNEL(copy_padded_2, struct padded_args)
+{
+    int64_t first = (int64_t)blockIdx.x * (PADDED_THREADS * PADDED_EACH) + threadIdx.x;
+    for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+        const uint16_t *from = (const uint16_t *)args.from + row * args.from_ld;
+        uint16_t *to = (uint16_t *)args.to + row * args.to_ld;
+        int64_t columns = row < args.from_rows ? args.from_columns : 0;
+        uint16_t values[PADDED_EACH];
+#pragma unroll
+        for (int i = 0; i < PADDED_EACH; i++) {
+            int64_t column = first + i * PADDED_THREADS;
+            values[i] = column < columns ? from[column] : (uint16_t)0;
+        }
+#pragma unroll
+        for (int i = 0; i < PADDED_EACH; i++) {
+            int64_t column = first + i * PADDED_THREADS;
+            if (column < args.columns)
+                to[column] = values[i];
+        }
+    }
+}

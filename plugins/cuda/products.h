@@ -6,7 +6,25 @@
 
 #include <tandem/tensor.h>
 
-/** Computes a product by cuBLASLt. *done: false where the library is not there, or does not take the strides. */
-td_status td__lt_multiply(const struct product_args *args, td_tensor *out, bool *done);
+/** What cuBLASLt computes besides the product. */
+struct lt_extra {
+    enum {
+        LT_GELU = 1,  /* aux = the product with its bias; out = gelu_tanh of it */
+        LT_GELU_GRAD, /* out = the product * the derivative of gelu_tanh at aux; bias, where not NULL: the sums of its columns */
+    } kind;
+    void *aux; /* [m, n], rows follow one another */
+    void *grad_bias;
+};
+
+/** Computes a product by cuBLASLt. *done: false where the library is not there, or does not take the strides; nothing
+ *  was enqueued then. `extra` may be NULL; otherwise there is no batch. */
+td_status td__lt_multiply(const struct product_args *args, const struct lt_extra *extra,
+                          td_tensor *out, bool *done);
+
+/** Computes a product by `multiply`, of copies whose rows are aligned, where that is faster (padded_products.c). *done: false
+ *  where it is not. */
+td_status td__cuda_multiply_padded(const struct product_args *args, td_tensor *out,
+                                   td_status (*multiply)(const struct product_args *, td_tensor *),
+                                   bool *done);
 
 #endif

@@ -18,6 +18,16 @@ struct product_args {
     double alpha;
 };
 
+/** to[r][c] = from[r][c], of 2 bytes each, and 0 where `from` ends before `to`. Rows are `…_ld` elements apart. */
+struct padded_args {
+    const void *from;
+    void *to;
+    int64_t from_rows, from_columns, from_ld;
+    int64_t rows, columns, to_ld;
+};
+
+enum { PADDED_THREADS = 256, PADDED_EACH = 8 };
+
 enum { PRODUCT_TILE = 64, PRODUCT_DEPTH = 16, PRODUCT_THREADS = 256 };
 
 #endif

@@ -111,7 +111,7 @@ void td__cast_cache_clear(void);
 
 /* ---- The entry of an operator ----------------------------------------------------------------------- */
 
-enum { TD__CAST_OPERANDS = 4 };
+enum { TD__CAST_OPERANDS = 5 };
 
 /** What an operator has cast, and its result if that must be cast, too. */
 struct td__cast_frame {

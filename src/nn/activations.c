@@ -63,6 +63,12 @@ static const td_module_ops gelu_ops = {.name = "GELU",
                                        .save_options = gelu_save,
                                        .load_options = gelu_load};
 
+bool td__is_gelu_tanh(const td_module *module)
+{
+    return module->ops == &gelu_ops && ((const struct gelu *)module->data)->by_tanh &&
+           !module->failure;
+}
+
 static td_module *make_gelu(bool by_tanh)
 {
     td_module *module = td_module_create(&gelu_ops);

@@ -55,6 +55,11 @@ static const td_module_ops linear_ops = {.name = "Linear",
                                          .describe = linear_describe,
                                          .load_options = linear_load};
 
+bool td__is_linear(const td_module *module)
+{
+    return module->ops == &linear_ops && module->parameters.count == 2 && !module->failure;
+}
+
 td_module *td_linear_with(int64_t in_features, int64_t out_features,
                           const td_linear_options *options)
 {

@@ -52,6 +52,10 @@ td_tensor *td__module_filled_parameter(td_module *module, const char *name, cons
 typedef td_status (*td__visit_tensor)(const char *name, struct td__module_tensor *entry, void *arg);
 td_status td__module_visit(td_module *module, td__visit_tensor visit, void *arg);
 
+/** Whether a module is a linear layer with a bias, or a GELU by tanh: modules that run several at once ask. */
+bool td__is_linear(const td_module *module);
+bool td__is_gelu_tanh(const td_module *module);
+
 /** Destroys modules that a failed call has taken over. */
 void td__modules_destroy(td_module *const *modules, int count);
 

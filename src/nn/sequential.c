@@ -1,6 +1,7 @@
 /* Sequential and ModuleList. */
 #include "nn/module.h"
 
+#include "autograd/op_mlp.h"
 #include "base/fail.h"
 
 #include <stdio.h>
@@ -40,6 +41,23 @@ static void release(const td_tensor_list *list)
         td_tensor_release(list->at[i]);
 }
 
+/* Runs a linear layer, a GELU by tanh and a linear layer as one, where the device has kernels for that; false: children[i]
+ * and the two behind it are not these, or do not fit, and run one by one. */
+static bool run_mlp(const td_module *module, int i, const td_tensor_list *x, td_tensor_list *y)
+{
+    const struct td__child *at = module->children + i;
+    if (i + 3 > module->child_count || x->count != 1 || !td__is_linear(at[0].module) ||
+        !td__is_gelu_tanh(at[1].module) || !td__is_linear(at[2].module))
+        return false;
+    td_tensor *w1 = td_param(at[0].module, 0), *b1 = td_param(at[0].module, 1);
+    td_tensor *w2 = td_param(at[2].module, 0), *b2 = td_param(at[2].module, 1);
+    if (!td__mlp_fits(x->at[0], w1, b1, w2, b2))
+        return false;
+    *y = (td_tensor_list){.at = {td__f_mlp(x->at[0], w1, b1, w2, b2)}};
+    y->count = y->at[0] ? 1 : 0;
+    return true;
+}
+
 static td_status sequential_forward(td_module *module, const td_tensor_list *inputs,
                                     td_tensor_list *results)
 {
@@ -51,7 +69,12 @@ static td_status sequential_forward(td_module *module, const td_tensor_list *inp
     for (int i = 0; i < module->child_count && !status; i++) {
         TD_SCOPE;
         td_tensor_list y;
-        status = td_forward_list(module->children[i].module, &x, &y);
+        if (run_mlp(module, i, &x, &y)) {
+            status = y.count ? TD_OK : td__error_status();
+            i += 2;
+        } else {
+            status = td_forward_list(module->children[i].module, &x, &y);
+        }
         retain(&y);
         release(&x);
         x = y;

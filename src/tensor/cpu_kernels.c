@@ -2,6 +2,7 @@
 #include "tensor/tensor_internal.h"
 
 #include "tensor/cpu_kernels.h"
+#include "tensor/linear_gelu.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/cpu_elementwise.h"
 #include "tensor/cpu_reduce.h"
@@ -54,6 +55,8 @@ const td_kernels td__cpu_kernels = {
     .scale = td__cpu_scale,
     .unscale = td__cpu_unscale,
     .cross_entropy = td__cpu_cross_entropy,
+    .linear_gelu = td__cpu_linear_gelu,
+    .linear_gelu_grad = td__cpu_linear_gelu_grad,
     .matmul = td__cpu_matmul,
     .linear = td__cpu_linear,
     .conv2d = td__cpu_conv2d,

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/fallback.h"
+#include "tensor/linear_gelu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -529,9 +530,10 @@ static td_status run_unscale(td_tensor *const *x, int count, double factor, td_t
     return status;
 }
 
-/* ---- Slots that operators do without: no fallback, since the operator has another way ------------------------- */
+/* ---- Slots that others replace: no fallback, since there is another way on the device ------------------------- */
 
-#define RUN_OPTIONAL(slot_, written_, at_, ...)                                                    \
+/* Runs a slot, or, where the kind has none or it does not know the dtype, what follows in the function. */
+#define RUN_OR_COMPOSE(slot_, written_, at_, ...)                                                  \
     struct td__operands operands = {                                                               \
         .device = device_of(at_, (int)(sizeof(at_) / sizeof((at_)[0]))),                           \
         .slot = #slot_,                                                                            \
@@ -543,22 +545,25 @@ static td_status run_unscale(td_tensor *const *x, int count, double factor, td_t
     td__note_kernel(#slot_, status);                                                               \
     if (!status)                                                                                   \
         td__note_uses(&operands);                                                                  \
+    if (status != TD_ERR_UNSUPPORTED)                                                              \
     return status
 
 static td_status run_binary_mixed(td_binary op, td_tensor *out, const td_tensor *a,
                                   const td_tensor *b)
 {
-    RUN_OPTIONAL(binary_mixed, 1, OPERANDS(AT(out), AT(a), AT(b)), op, out, a, b);
+    RUN_OR_COMPOSE(binary_mixed, 1, OPERANDS(AT(out), AT(a), AT(b)), op, out, a, b);
+    return status;
 }
 
 static td_status run_add_layer_norm(td_tensor *out, td_tensor *sum, td_tensor *mean,
                                     td_tensor *rstd, const td_tensor *x, const td_tensor *residual,
                                     const td_tensor *weight, const td_tensor *bias, double eps)
 {
-    RUN_OPTIONAL(
+    RUN_OR_COMPOSE(
         add_layer_norm, 4,
         OPERANDS(AT(out), AT(sum), AT(mean), AT(rstd), AT(x), AT(residual), AT(weight), AT(bias)),
         out, sum, mean, rstd, x, residual, weight, bias, eps);
+    return status;
 }
 
 static td_status run_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_residual,
@@ -567,11 +572,30 @@ static td_status run_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_resi
                                          const td_tensor *sum, const td_tensor *weight,
                                          const td_tensor *mean, const td_tensor *rstd)
 {
-    RUN_OPTIONAL(add_layer_norm_grad, 4,
+    RUN_OR_COMPOSE(add_layer_norm_grad, 4,
                  OPERANDS(AT(grad_x), AT(grad_residual), AT(grad_weight), AT(grad_bias), AT(grad_y),
                           AT(grad_sum), AT(sum), AT(weight), AT(mean), AT(rstd)),
                  grad_x, grad_residual, grad_weight, grad_bias, grad_y, grad_sum, sum, weight, mean,
                  rstd);
+    return status;
+}
+
+static td_status run_linear_gelu(td_tensor *out, td_tensor *pre, const td_tensor *x,
+                                 const td_tensor *w, const td_tensor *bias)
+{
+    RUN_OR_COMPOSE(linear_gelu, 2, OPERANDS(AT(out), AT(pre), AT(x), AT(w), AT(bias)), out, pre, x,
+                   w, bias);
+    return td__linear_gelu_by(&td__wrapped_kernels, out, pre, x, w, bias);
+}
+
+static td_status run_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,
+                                      const td_tensor *grad_y, const td_tensor *w,
+                                      const td_tensor *pre)
+{
+    RUN_OR_COMPOSE(linear_gelu_grad, 2,
+                   OPERANDS(AT(grad_pre), AT(grad_bias), AT(grad_y), AT(w), AT(pre)), grad_pre,
+                   grad_bias, grad_y, w, pre);
+    return td__linear_gelu_grad_by(&td__wrapped_kernels, grad_pre, grad_bias, grad_y, w, pre);
 }
 
 const td_kernels td__wrapped_kernels = {
@@ -632,4 +656,6 @@ const td_kernels td__wrapped_kernels = {
     .add_layer_norm = run_add_layer_norm,
     .add_layer_norm_grad = run_add_layer_norm_grad,
     .cross_entropy = run_cross_entropy,
+    .linear_gelu = run_linear_gelu,
+    .linear_gelu_grad = run_linear_gelu_grad,
 };

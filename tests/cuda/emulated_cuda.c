@@ -5,6 +5,7 @@
  *     EMULATED_CUDA_VERSION=11040    what cuDriverGetVersion() says
  *     EMULATED_CUDA_MEMORY=N         bytes of memory a GPU
  *     EMULATED_CUDA_FAIL=NAME:N      the Nth call of a function fails, as do all that follow
+ *     EMULATED_CUDA_CAPTURING=1      streams are being captured into a graph
  *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first */
 #include <cuda.h>
 
@@ -479,6 +480,14 @@ EXPORT CUresult cuStreamQuery(CUstream stream)
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = setting("EMULATED_CUDA_CAPTURING", 0) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                    : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     (void)stream;
@@ -500,11 +509,20 @@ EXPORT CUresult cuEventDestroy_v2(CUevent event)
     return CUDA_SUCCESS;
 }
 
+/* Time that events see in addition to the clock's, for libraries that pretend to take long. */
+static long passed_s;
+
+EXPORT void emulated_pass(long seconds)
+{
+    __atomic_add_fetch(&passed_s, seconds, __ATOMIC_SEQ_CST);
+}
+
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     (void)stream;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
+    ((struct timespec *)event)->tv_sec += __atomic_load_n(&passed_s, __ATOMIC_SEQ_CST);
     return CUDA_SUCCESS;
 }
 

@@ -1,0 +1,56 @@
+/* Inside the products by cuBLASLt: a product as it gets it, and the algorithm that computes it. */
+#ifndef LT_PRODUCTS_H
+#define LT_PRODUCTS_H
+
+#include "cuda/cuda_device.h"
+#include "cuda/lt_library.h"
+#include "cuda/products.h"
+
+/** A product, and what its algorithm depends on. Without padding, since it is compared as bytes, also on disk. */
+struct lt_shape {
+    int64_t m, n, k;
+    int64_t left_ld, right_ld, out_ld, aux_ld;
+    int64_t batches, left_batch, right_batch, out_batch;
+    int32_t dtype, left_transposed, right_transposed, epilogue, accumulate;
+    int32_t left_alignment, right_alignment, out_alignment, bias_alignment, aux_alignment;
+    int32_t device, reserved;
+};
+
+/** The descriptions for cuBLASLt. */
+struct lt_product {
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t left, right, out;
+};
+
+struct lt_algorithm {
+    struct lt_shape shape;
+    struct lt_algorithm *next;
+    bool found;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;
+};
+
+/** lt_shapes.c: false where cuBLASLt does not take the strides. `extra` may be NULL. */
+bool td__lt_describe(const struct product_args *args, const struct lt_extra *extra, td_dtype dtype,
+                     struct lt_shape *shape);
+bool td__lt_prepare(const struct lt_shape *shape, const struct product_args *args,
+                    const struct lt_extra *extra, struct lt_product *product);
+
+/** lt_products.c: enqueues it. `out` and `workspace` are where the results and the workspace are; all else is in `args`. */
+cublasStatus_t td__lt_run(const struct lt_shape *shape, const struct lt_product *product,
+                          const struct product_args *args, const cublasLtMatmulAlgo_t *algorithm,
+                          void *out, void *workspace, size_t workspace_size, CUstream stream);
+
+/** lt_algorithms.c: the algorithm for a shape, asked, measured or read from disk once, and kept; NULL without memory. `out`
+ *  is on the device, whose current stream it is measured on. */
+const struct lt_algorithm *td__lt_find(const struct lt_shape *shape,
+                                       const struct lt_product *product,
+                                       const struct product_args *args, const td_tensor *out);
+
+/** lt_measure.c: the index of the fastest of `count` candidates, each run a few times; 0 where it cannot be measured. */
+int td__lt_measure(const struct lt_shape *shape, const struct lt_product *product,
+                   const struct product_args *args,
+                   const cublasLtMatmulHeuristicResult_t *candidates, int count,
+                   const td_tensor *out);
+
+#endif
