@@ -345,6 +345,36 @@ TEST(kept_and_released_tensors)
     CHECK_EQ(stats.reserved, 0);
 }
 
+static td_status add_range(void *arg)
+{
+    struct sums *s = arg;
+    TD_SCOPE;
+    td_tensor *range = td_arange(0, 10, 1, TD_F32, NULL);
+    td_tensor *half = td_linspace(0, 4.5, 10, TD_F32, NULL);
+    return td_tensor_copy(s->kept, td_add(td_add(s->x, range), half));
+}
+
+/* Numbers that are made on the host, and are the same each time, are copied once. */
+TEST(constants)
+{
+    need_graphs();
+    struct sums s = {.x = td_full(TD_SHAPE(10), 1, TD_F32, NULL),
+                     .kept = td_empty(TD_SHAPE(10), TD_F32, NULL)};
+    td_graph *graph;
+    CHECK_OK(td_graph_capture(NULL, add_range, &s, &graph));
+    td_tensor_release(td_full(TD_SHAPE(10), -7, TD_F32, NULL));
+    for (int i = 1; i < 4; i++) {
+        const float *sums = host_data(s.kept);
+        for (int k = 0; k < 10; k++)
+            CHECK(sums[k] == (float)i + 1.5f * (float)k);
+        CHECK_OK(td_add_scalar_(s.x, 1));
+        CHECK_OK(td_graph_launch(graph));
+    }
+    td_graph_destroy(graph);
+    td_tensor_release(s.x);
+    td_tensor_release(s.kept);
+}
+
 /* ---- Streams ------------------------------------------------------------------------------------------------ */
 
 struct fork {

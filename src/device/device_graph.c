@@ -9,7 +9,7 @@
  *
  * The copy is of ordinary memory, which has been read when the call returns: the next launch may change it at once. It
  * is in the order of the stream, before the launch and behind the one before. */
-#include "device/device_internal.h"
+#include "device/device_graph.h"
 
 #include "base/fail.h"
 
@@ -47,6 +47,7 @@ struct td_graph {
     void *self;
     td_stream *stream; /* its own */
     td_stream *last;   /* of the last launch, retained; NULL: there was none */
+    td_stream *aside;  /* of td__constants_stream(); or NULL */
     pthread_mutex_t lock;
     struct values *values; /* the last one first */
     struct refresh *refreshes, **end;
@@ -67,6 +68,14 @@ struct td__held_block **td__graph_held(td_graph *graph)
 td_stream *td__pool_stream(td_stream *stream)
 {
     return td__is_captured(stream) ? stream->device->capturing->stream : stream;
+}
+
+td_stream *td__constants_stream(td_device *device)
+{
+    td_graph *graph = device->is_host ? NULL : td__capturing(device);
+    if (graph && !graph->aside)
+        graph->aside = td_stream_create(device, 0);
+    return graph ? graph->aside : NULL;
 }
 
 td_status td__graph_join(td_graph *graph, td_stream *stream)
@@ -200,7 +209,9 @@ static td_status begin(td_graph *graph)
             "td_graph_capture: a function is being captured on %s already; captures do "
             "not nest",
             device->name);
-    else
+    else /* the memory of the steps before serves the graph, which cannot take it from their pools */
+        status = td_device_empty_cache(device);
+    if (!status)
         status = td__ops_of(device)->capture_begin(device->self, graph->stream->self);
     if (!status) {
         uint64_t number = atomic_fetch_add(&captures, 1) + 1;
@@ -264,6 +275,8 @@ static td_status capture(td_graph *graph, td_status (*step)(void *), void *arg)
     TD_TRY(begin(graph));
     td_status status = run_captured(graph, step, arg);
     TD_TRY(finish(graph, status));
+    if (graph->aside)
+        TD_TRY(td_stream_wait_stream(stream, graph->aside));
     return launch_on(graph, stream);
 }
 
@@ -316,6 +329,7 @@ void td_graph_destroy(td_graph *graph)
         free(graph->values);
     }
     td__blocks_let_go(graph->held, graph->last);
+    td_stream_release(graph->aside);
     td_stream_release(graph->stream);
     td_stream_release(graph->last);
     pthread_mutex_destroy(&graph->lock);
