@@ -100,8 +100,13 @@ td_status td__fail_captured(const char *call, const char *what, const td_device 
 
 /* ---- Values ---------------------------------------------------------------------------------------------- */
 
+/* Not in the graph's pool: what is free there, earlier kernels of the graph may write to. */
 static td_status add_chunk(td_graph *graph)
 {
+    td_stream *aside = td__constants_stream(graph->device);
+    if (!aside)
+        return td__error_status();
+    TD_STREAM_SCOPE(aside);
     struct values *chunk = calloc(1, sizeof *chunk);
     if (!chunk)
         return td__fail_nomem("td_graph_capture");
@@ -314,8 +319,10 @@ void td_graph_destroy(td_graph *graph)
         return;
     struct td__error before;
     td__error_save(&before);
-    if (graph->last && graph->stream) /* its memory is free after the last launch */
+    if (graph->last) /* its memory is free after the last launch */
         td_stream_wait_stream(graph->stream, graph->last);
+    if (graph->last && graph->aside)
+        td_stream_wait_stream(graph->aside, graph->last);
     if (graph->self)
         td__ops_of(graph->device)->graph_destroy(graph->device->self, graph->self);
     for (struct refresh *next; graph->refreshes; graph->refreshes = next) {
