@@ -81,16 +81,20 @@ const char *td__set_memory_label(const char *holder)
     return before;
 }
 
+/* Each allocation calls this: without the lock, once the memory is there. */
 static struct td__device_memory *memory_of(td_device *device)
 {
+    struct td__device_memory *memory = __atomic_load_n(&device->memory, __ATOMIC_ACQUIRE);
+    if (memory)
+        return memory;
     pthread_mutex_lock(&create_lock);
-    if (!device->memory) {
-        device->memory = calloc(1, sizeof *device->memory);
-        if (device->memory)
-            pthread_mutex_init(&device->memory->lock, NULL);
+    memory = device->memory;
+    if (!memory && (memory = calloc(1, sizeof *memory))) {
+        pthread_mutex_init(&memory->lock, NULL);
+        __atomic_store_n(&device->memory, memory, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&create_lock);
-    return device->memory;
+    return memory;
 }
 
 /* ---- Bins ----------------------------------------------------------------------------------------- */
@@ -543,18 +547,15 @@ static struct td__block *find_block(td_device *device, td_stream *stream, const 
         td__error_undo(&before); /* of the first attempt */
         return block;
     }
-    if (atomic_load(&device->capture)) { /* then nothing may wait for the device */
-        memory->stats.failures++;
-        fail_short(device, call, bytes);
-        return NULL;
-    }
-    memory->stats.flushes++;
-    td__wait_for_device("looking for memory", device);
-    collect(memory, true);
-    block = find_free(pool, bytes);
-    if (!block) {
-        flush(memory, device);
-        block = new_segment(device, pool, bytes);
+    if (!atomic_load(&device->capture)) { /* else nothing may wait for the device */
+        memory->stats.flushes++;
+        td__wait_for_device("looking for memory", device);
+        collect(memory, true);
+        block = find_free(pool, bytes);
+        if (!block) {
+            flush(memory, device);
+            block = new_segment(device, pool, bytes);
+        }
     }
     if (block) {
         td__error_undo(&before);
