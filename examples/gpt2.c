@@ -33,6 +33,9 @@ struct run {
     int64_t step, epoch;
     double lr; /* of the last step */
 
+    td_tensor *tokens, *targets; /* batches of a step */
+    td_tensor *loss;             /* of the last step */
+    td_graph *graph;             /* what a step does on the device; NULL: not captured */
     td_tensor *
         recent; /* losses since the last line of progress, on the device: reading one would wait for it */
     int64_t recent_count;
@@ -64,18 +67,29 @@ static bool on_host(const struct run *run)
 
 /* ---- A step ------------------------------------------------------------------------------------------ */
 
-/* The next batch on the device. Copies from pinned memory run while the host goes on. */
-static td_status next_batch(struct run *run, td_tensor **tokens, td_tensor **targets)
+/* Copies the batches of the next step to the device: always into the same tensors, as a graph needs it. Copies from
+ * pinned memory run while the host goes on. */
+static td_status load_batches(struct run *run)
 {
-    td_batch batch;
-    while (!td_loader_next(run->loader, &batch)) {
-        if (td_loader_status(run->loader))
-            return td_loader_status(run->loader);
-        td_sampler_set_epoch(run->sampler, ++run->epoch);
+    const int64_t shape[] = {run->settings.accumulate, run->settings.batch, run->config.context};
+    for (int64_t i = 0; i < run->settings.accumulate; i++) {
+        TD_SCOPE;
+        td_batch batch;
+        while (!td_loader_next(run->loader, &batch)) {
+            if (td_loader_status(run->loader))
+                return td_loader_status(run->loader);
+            td_sampler_set_epoch(run->sampler, ++run->epoch);
+        }
+        if (!run->tokens) {
+            td_dtype dtype = td_tensor_dtype(batch.input);
+            run->tokens = td_tensor_retain(td_empty(shape, 3, dtype, run->device));
+            run->targets = td_tensor_retain(td_empty(shape, 3, dtype, run->device));
+        }
+        if (td_tensor_copy_async(td_select(run->tokens, 0, i), batch.input) ||
+            td_tensor_copy_async(td_select(run->targets, 0, i), batch.target))
+            return td_last_status();
     }
-    *tokens = td_tensor_to_async(batch.input, run->device);
-    *targets = td_tensor_to_async(batch.target, run->device);
-    return *tokens && *targets ? TD_OK : td_last_status();
+    return TD_OK;
 }
 
 static td_tensor *loss_of(struct run *run, td_tensor *tokens, td_tensor *targets)
@@ -86,32 +100,59 @@ static td_tensor *loss_of(struct run *run, td_tensor *tokens, td_tensor *targets
     return td_div_scalar(loss, (double)run->settings.accumulate);
 }
 
-/* The gradients of one batch. With td_ddp(), those of the last batch of a step are averaged over the ranks, with the
- * sums of those before. */
-static td_status add_gradients(struct run *run, bool last)
+/* The gradients of batch i. With td_ddp(), those of the last batch of a step are averaged over the ranks, with the sums
+ * of those before. */
+static td_status add_gradients(struct run *run, int64_t i)
 {
     TD_SCOPE;
-    td_tensor *tokens = NULL, *targets = NULL;
-    td_status status = next_batch(run, &tokens, &targets);
-    if (status)
-        return status;
     if (run->model != run->gpt2)
-        td_ddp_set_sync(run->model, last);
-    td_tensor *loss = loss_of(run, tokens, targets);
-    status = td_backward(loss);
-    return status ? status : td_add_(td_select(run->recent, 0, run->recent_count), td_detach(loss));
+        td_ddp_set_sync(run->model, i == run->settings.accumulate - 1);
+    td_tensor *loss = loss_of(run, td_select(run->tokens, 0, i), td_select(run->targets, 0, i));
+    td_status status = td_backward(loss);
+    return status ? status : td_add_(run->loss, td_detach(loss));
+}
+
+/* What a step does on the device. */
+static td_status update(void *arg)
+{
+    struct run *run = arg;
+    td_status status = td_optimizer_zero_grad(run->optimizer);
+    if (!status)
+        status = td_zero_(run->loss);
+    for (int64_t i = 0; !status && i < run->settings.accumulate; i++)
+        status = add_gradients(run, i);
+    if (!status && run->settings.clip > 0)
+        status = td_clip_grad_norm_(run->gpt2, run->settings.clip, NULL, NULL);
+    return status ? status : td_optimizer_step(run->optimizer);
+}
+
+/* With --graph the first step, which sets up what the others use, is not captured, and the others are one graph. */
+static td_status run_update(struct run *run)
+{
+    if (run->graph)
+        return td_graph_launch(run->graph);
+    if (!run->settings.graph || run->step + 1 == run->first_step)
+        return update(run);
+    td_status status = run->ranks > 1
+                           ? td_fail(TD_ERR_UNSUPPORTED, "with several processes there is none")
+                           : td_graph_capture(run->device, update, run, &run->graph);
+    if (status != TD_ERR_UNSUPPORTED)
+        return status;
+    if (run->rank == 0)
+        printf("--graph is ignored: %s\n", td_last_error());
+    run->settings.graph = false;
+    return update(run);
 }
 
 static td_status train_step(struct run *run)
 {
-    td_status status = td_optimizer_zero_grad(run->optimizer);
-    for (int64_t i = 1; !status && i <= run->settings.accumulate; i++)
-        status = add_gradients(run, i == run->settings.accumulate);
-    if (!status && run->settings.clip > 0)
-        status = td_clip_grad_norm_(run->gpt2, run->settings.clip, NULL, NULL);
+    TD_SCOPE;
+    td_status status = load_batches(run);
     run->lr = td_optimizer_lr(run->optimizer);
     if (!status)
-        status = td_optimizer_step(run->optimizer);
+        status = run_update(run);
+    if (!status)
+        status = td_tensor_copy(td_select(run->recent, 0, run->recent_count), run->loss);
     if (!status)
         status = td_schedule_step(run->schedule);
     run->recent_count++;
@@ -155,8 +196,7 @@ static td_status report(struct run *run)
     {
         TD_SCOPE;
         td_tensor *recent = td_tensor_to(td_clone(run->recent), td_device_get("cpu"));
-        if (!recent || td_zero_(run->recent) ||
-            (run->ranks > 1 && td_all_reduce(recent, TD_AVG, NULL, NULL)))
+        if (!recent || (run->ranks > 1 && td_all_reduce(recent, TD_AVG, NULL, NULL)))
             return td_last_status();
         memcpy(run->losses + run->losses_count, td_tensor_data(recent),
                (size_t)count * sizeof *run->losses);
@@ -388,7 +428,8 @@ static td_status set_up_optimizer(struct run *run)
     run->schedule = run->optimizer ? td_lambda_schedule(run->optimizer, lr_factor, settings) : NULL;
     run->losses = calloc((size_t)settings->steps + 1, sizeof *run->losses);
     run->recent = td_zeros(TD_SHAPE(settings->log_every), TD_F32, run->device);
-    return run->schedule && run->losses && run->recent ? TD_OK : TD_ERR_NOMEM;
+    run->loss = td_zeros(NULL, 0, TD_F32, run->device);
+    return run->schedule && run->losses && run->recent && run->loss ? TD_OK : TD_ERR_NOMEM;
 }
 
 /* The process group under a launcher, and the device: its processes on a host use cuda:0, cuda:1 … */
@@ -452,6 +493,10 @@ int main(int argc, char **argv)
     if (!check_settings(&run))
         return 2;
     code = run_all(&run);
+    td_graph_destroy(run.graph);
+    td_tensor_release(run.tokens);
+    td_tensor_release(run.targets);
+    td_tensor_release(run.loss);
     td_tensor_release(run.recent);
     td_schedule_destroy(run.schedule);
     td_optimizer_destroy(run.optimizer);

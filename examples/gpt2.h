@@ -52,7 +52,7 @@ struct gpt2_settings {
     const char *data, *tokens;
     /* training */
     const char *device;
-    bool bf16;
+    bool bf16, graph;
     int64_t batch, accumulate, steps, warmup, seed;
     double lr, min_lr, weight_decay, clip;
     /* what comes out */

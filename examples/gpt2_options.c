@@ -41,6 +41,8 @@ static const struct option options[] = {
     {SECTION, "Training", NULL, NULL, 0, 0},
     OPTION(TEXT, "--device", "NAME", device, 0, "cpu, cuda, … (cpu)"),
     OPTION(FLAG, "--bf16", NULL, bf16, 0, "products in bf16"),
+    OPTION(FLAG, "--graph", NULL, graph, 0,
+           "capture a step, and launch it with one call (docs/cuda.md)"),
     OPTION(INTEGER, "--batch", "N", batch, 1, "sequences of a process at once (8)"),
     OPTION(INTEGER, "--accumulate", "N", accumulate, 1, "batches for one step (1)"),
     OPTION(INTEGER, "--steps", "N", steps, 0, "steps in all (300)"),

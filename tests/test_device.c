@@ -372,6 +372,9 @@ TEST(tables_of_other_versions_are_refused)
     ops.kind = "next";
     ops.copy_in = NULL;
     CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_INVALID, "lacks a function");
+    ops.copy_in = toy_ops()->copy_in;
+    ops.graph_destroy = ops.event_destroy;
+    CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_INVALID, "only some of capture_begin");
     CHECK_FAILS(td_register_device(NULL, NULL), TD_ERR_INVALID, "a kind is");
 }
 

@@ -208,6 +208,70 @@ TD_API td_bytes td_device_memory_text(td_device *device);
 /** How often the host has waited for a device since the start; 0 for the host. */
 TD_API int64_t td_device_waits(td_device *device);
 
+/* ---- Graphs -------------------------------------------------------------------------------------
+ *
+ * What a function enqueues on a device, such as a step of training, can be captured as a graph and run again with one
+ * call, which costs the host a few microseconds however many operators there are:
+ *
+ *     static td_status step(void *arg)
+ *     {
+ *         struct training *t = arg;
+ *         TD_SCOPE;
+ *         td_optimizer_zero_grad(t->optimizer);
+ *         td_tensor *loss = td_cross_entropy(td_forward(t->net, t->x), t->labels);
+ *         if (td_backward(loss) || td_tensor_copy(t->loss, td_detach(loss)) ||
+ *             td_clip_grad_norm_(t->net, 1.0, NULL, NULL))
+ *             return td_last_status();
+ *         return td_optimizer_step(t->optimizer);
+ *     }
+ *
+ *     for (int i = 0; i < steps; i++) {
+ *         td_tensor_copy(t->x, inputs of the batch);
+ *         td_tensor_copy(t->labels, its labels);
+ *         status = i == 0   ? step(t)
+ *                  : i == 1 ? td_graph_capture(gpu, step, t, &graph)
+ *                           : td_graph_launch(graph);
+ *         td_schedule_step(t->schedule);
+ *     }
+ *
+ * A launch does on the device what calling the function again would do, with the same numbers: steps of optimizers use
+ * the learning rates of the time of the launch and count on, and random numbers go on where the generator is. Nothing
+ * else that the function does on the host happens again: prints, counters, and schedules belong outside of it. It always
+ * takes the same way, with the same shapes.
+ *
+ * Inputs are tensors that exist before; the program copies the next numbers into them before a launch. Results that the
+ * function keeps (gradients, a loss) stay where they are, and each launch writes them anew.
+ *
+ * In a function that is being captured, calls that wait for the device (td_item()), or copy between the host and the
+ * device, are TD_ERR_STATE with the name of the call. Make a step without capture first: it makes what outlives a step,
+ * such as the state of an optimizer, and loads kernels.
+ *
+ * The memory that the function allocated belongs to the graph until it is destroyed, and tensors that existed before
+ * and that it used are not given to others meanwhile, even if the program has released them. Modules, optimizers and
+ * generators that it used must outlive the last launch; memory of td_from_blob() too. After td_optimizer_load_state()
+ * a launch is TD_ERR_STATE: capture anew.
+ *
+ * On the host ("cpu", "cpu:0") a graph is the function itself, and each launch calls it, so that a program is the same
+ * on all devices. */
+
+typedef struct td_graph td_graph;
+
+/** Calls step(arg), captures what it enqueues on the current stream of `device`, and on streams that wait for that one
+ *  inside the function, and launches it once: after the call, the device and the host are as after step(arg).
+ *
+ *  Errors: that of `step`: nothing that it enqueued runs, but counts of optimizers and generators may have advanced.
+ *  TD_ERR_UNSUPPORTED with the device's name, if it has no graphs; TD_ERR_STATE, if a capture is under way on it, or for
+ *  what the function may not do; TD_ERR_INVALID. */
+TD_API td_status td_graph_capture(td_device *device, td_status (*step)(void *arg), void *arg,
+                                  td_graph **graph);
+
+/** Enqueues it on the thread's current stream of its device. One graph runs once at a time: a launch on another stream
+ *  waits there for the one before. Returns without waiting; fails as what the function had enqueued would. */
+TD_API td_status td_graph_launch(td_graph *graph);
+
+/** Ends it: launches that were enqueued still run, and its memory is used again after them. NULL is ignored. */
+TD_API void td_graph_destroy(td_graph *graph);
+
 #ifdef __cplusplus
 }
 #endif

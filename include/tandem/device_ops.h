@@ -101,7 +101,19 @@ typedef struct td_device_ops {
      *  name ("cuda" 2, "rocm" 10), or none, and tensors on it cannot be exported or imported. */
     int dlpack_type;
 
-    void *reserved[8]; /* must be zero */
+    /* ---- Graphs (td_graph_capture()); all four NULL: the device has none ------------------------- */
+
+    /** From now on, what any thread enqueues on `stream`, and on streams of the device that wait for its events, is
+     *  recorded instead of being run. Allocation, and other streams, go on as ever. Until the end the library neither
+     *  waits for these streams and events nor copies from or to the host on them. */
+    td_status (*capture_begin)(void *self, void *stream);
+    /** Ends that, also where it fails. *graph gets what was recorded, ready to be launched; with `graph` NULL it is
+     *  discarded. Every stream that has joined the capture must have been waited for by `stream`. */
+    td_status (*capture_end)(void *self, void *stream, void **graph);
+    td_status (*graph_launch)(void *self, void *graph, void *stream);
+    void (*graph_destroy)(void *self, void *graph); /* what is enqueued still runs */
+
+    void *reserved[4]; /* must be zero */
 } td_device_ops;
 
 /** Registers a kind of device. `ops` and `arg` stay until the end of the process.

@@ -124,6 +124,9 @@ typedef struct td_sgd_update {
     double lr, momentum, dampening, weight_decay;
     bool nesterov, maximize;
     bool first; /* the momentum begins with this gradient */
+    /** NULL; while a graph is being captured (td_graph_capture()) an address of the device, where the kernel finds the
+     *  numbers for lr, momentum, dampening and weight_decay, in this order, each time it runs. */
+    const double *numbers;
 } td_sgd_update;
 
 typedef struct td_adam_update {
@@ -137,6 +140,8 @@ typedef struct td_adam_update {
     double size;            /* the learning rate over the first bias correction */
     double root_correction; /* the root of the second bias correction */
     bool maximize;
+    /** As above, for beta1, beta2, eps, weight_decay, shrink, size and root_correction. */
+    const double *numbers;
 } td_adam_update;
 
 #define TD_KERNELS_VERSION 1

@@ -92,6 +92,12 @@ TD_API td_status td_generator_set_state(td_generator *generator, const void *sta
 TD_API td_status td_generator_take(td_generator *generator, int64_t words, uint64_t *seed,
                                    uint64_t *offset);
 
+/** The same for kernels of a device that has graphs (td_graph_capture()). While one is being captured *captured is an
+ *  address of the device, where the kernel finds the seed and the offset of each launch, and uses them instead; else it is
+ *  NULL. In a capture td_generator_take() is TD_ERR_STATE. */
+TD_API td_status td_generator_take_captured(td_generator *generator, int64_t words, uint64_t *seed,
+                                            uint64_t *offset, const uint64_t **captured);
+
 /* ---- Filling a tensor -------------------------------------------------------------------------
  *
  * Each writes all elements of `tensor`, of any strides; on the host in memory order where that differs from the

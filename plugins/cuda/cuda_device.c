@@ -400,6 +400,60 @@ static td_status fill(void *self, void *stream, void *data, unsigned char value,
     return TD_OK;
 }
 
+/* ---- Graphs ------------------------------------------------------------------------------------------------ */
+
+/* Relaxed: other threads, and the cache of memory, call the driver as ever meanwhile. */
+static td_status capture_begin(void *self, void *stream)
+{
+    const struct cuda_device *device = self;
+    td_status status = td__cuda_enter(device);
+    if (status)
+        return status;
+    TRY(device,
+        td__cuda.cuStreamBeginCapture_v2(((struct cuda_stream *)stream)->handle,
+                                         CU_STREAM_CAPTURE_MODE_RELAXED),
+        "beginning to capture a graph");
+    return TD_OK;
+}
+
+static td_status capture_end(void *self, void *stream, void **graph)
+{
+    const struct cuda_device *device = self;
+    CUgraph recorded = NULL;
+    CUgraphExec ready = NULL;
+    td__cuda.cuCtxSetCurrent(device->context);
+    CUresult result = td__cuda.cuStreamEndCapture(((struct cuda_stream *)stream)->handle,
+                                                  &recorded);
+    td_status status = result ? fail(device, result, "capturing a graph") : TD_OK;
+    if (!status && graph) {
+        result = td__cuda.cuGraphInstantiateWithFlags(&ready, recorded, 0);
+        status = result ? fail(device, result, "preparing a graph") : TD_OK;
+    }
+    if (recorded)
+        td__cuda.cuGraphDestroy(recorded);
+    if (!status && graph)
+        *graph = ready;
+    return status;
+}
+
+static td_status graph_launch(void *self, void *graph, void *stream)
+{
+    const struct cuda_device *device = self;
+    td_status status = td__cuda_enter(device);
+    if (status)
+        return status;
+    TRY(device, td__cuda.cuGraphLaunch(graph, ((struct cuda_stream *)stream)->handle),
+        "launching a graph");
+    return TD_OK;
+}
+
+static void graph_destroy(void *self, void *graph)
+{
+    const struct cuda_device *device = self;
+    td__cuda.cuCtxSetCurrent(device->context);
+    td__cuda.cuGraphExecDestroy(graph);
+}
+
 const td_device_ops td__cuda_ops = {
     .version = TD_DEVICE_OPS_VERSION,
     .size = sizeof(td_device_ops),
@@ -431,4 +485,8 @@ const td_device_ops td__cuda_ops = {
     .fill = fill,
     .kernels = &td__cuda_kernels,
     .breaks_fork = true,
+    .capture_begin = capture_begin,
+    .capture_end = capture_end,
+    .graph_launch = graph_launch,
+    .graph_destroy = graph_destroy,
 };

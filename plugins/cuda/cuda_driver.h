@@ -45,7 +45,13 @@
     F(cuLibraryLoadData)                                                                           \
     F(cuLibraryGetKernel)                                                                          \
     F(cuKernelSetAttribute)                                                                        \
-    F(cuLaunchKernel)
+    F(cuLaunchKernel)                                                                              \
+    F(cuStreamBeginCapture_v2)                                                                     \
+    F(cuStreamEndCapture)                                                                          \
+    F(cuGraphInstantiateWithFlags)                                                                 \
+    F(cuGraphLaunch)                                                                               \
+    F(cuGraphExecDestroy)                                                                          \
+    F(cuGraphDestroy)
 
 struct cuda_driver {
 #define TD__CUDA_MEMBER(name) __typeof__(&name) name;

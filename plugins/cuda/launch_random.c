@@ -51,8 +51,8 @@ static td_status draw(struct cuda_kernel *kernel, td_tensor *out, struct random_
     args->out = td_tensor_data(out);
     args->grouped = args->space.plain &&
                     is_aligned(args->out, (size_t)each * td_dtype_size(td_tensor_dtype(out)));
-    td_status status = td_generator_take(generator, 4 / each * count, &args->words.seed,
-                                         &args->words.offset);
+    td_status status = td_generator_take_captured(generator, 4 / each * count, &args->words.seed,
+                                                  &args->words.offset, &args->words.captured);
     return status ? status
                   : td__cuda_launch(kernel, out, td__cuda_grid_for(out, count, each), args);
 }
@@ -157,8 +157,8 @@ td_status td__cuda_dropout(td_tensor *out, td_tensor *keep, const td_tensor *x, 
     struct dropout_args args = dropout_args(out, x, keep, p, block);
     if (!args.count)
         return TD_OK;
-    td_status status = td_generator_take(generator, args.count, &args.words.seed,
-                                         &args.words.offset);
+    td_status status = td_generator_take_captured(generator, args.count, &args.words.seed,
+                                                  &args.words.offset, &args.words.captured);
     struct cuda_grid grid = td__cuda_grid_for(out, args.count, DROPOUT_GROUP(td_dtype_size(dtype)));
     return status ? status : td__cuda_launch(&dropouts[dtype], out, grid, &args);
 }

@@ -65,7 +65,7 @@ static bool same_sgd(const td_sgd_update *a, const td_sgd_update *b)
     return td_tensor_dtype(a->parameter) == td_tensor_dtype(b->parameter) && a->lr == b->lr &&
            a->momentum == b->momentum && a->dampening == b->dampening &&
            a->weight_decay == b->weight_decay && a->nesterov == b->nesterov &&
-           a->maximize == b->maximize && a->first == b->first;
+           a->maximize == b->maximize && a->first == b->first && a->numbers == b->numbers;
 }
 
 /* The next launch, from update number *next on. */
@@ -74,6 +74,7 @@ static int32_t collect_sgd(struct sgd_args *args, const td_sgd_update *updates, 
 {
     const td_sgd_update *head = &updates[*next];
     int32_t blocks = 0;
+    args->numbers = head->numbers;
     args->rate = -head->lr;
     args->momentum = head->momentum;
     args->share = 1 - head->dampening;
@@ -123,7 +124,8 @@ static bool same_adam(const td_adam_update *a, const td_adam_update *b)
     return td_tensor_dtype(a->parameter) == td_tensor_dtype(b->parameter) && a->beta1 == b->beta1 &&
            a->beta2 == b->beta2 && a->eps == b->eps && a->weight_decay == b->weight_decay &&
            a->shrink == b->shrink && a->size == b->size &&
-           a->root_correction == b->root_correction && a->maximize == b->maximize;
+           a->root_correction == b->root_correction && a->maximize == b->maximize &&
+           a->numbers == b->numbers;
 }
 
 static int32_t collect_adam(struct adam_args *args, const td_adam_update *updates, int count,
@@ -131,6 +133,7 @@ static int32_t collect_adam(struct adam_args *args, const td_adam_update *update
 {
     const td_adam_update *head = &updates[*next];
     int32_t blocks = 0;
+    args->numbers = head->numbers;
     args->beta1 = head->beta1;
     args->rest1 = 1 - head->beta1;
     args->beta2 = head->beta2;

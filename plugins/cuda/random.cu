@@ -25,6 +25,14 @@ __device__ inline void draw_words(const cuda_words &from, int64_t number, uint32
     words[3] = d;
 }
 
+/* The words of this launch. */
+__device__ inline cuda_words words_of(const cuda_words &from)
+{
+    if (from.captured)
+        return {from.captured[0], from.captured[1], nullptr};
+    return from;
+}
+
 /* Of elements that take 64 bits a block has two. */
 __device__ inline uint64_t pair_of(const uint32_t (&words)[4], int k)
 {
@@ -50,10 +58,11 @@ template <typename T, int N, typename Make>
 __device__ inline void draw(const random_args &args, Make make)
 {
     int64_t count = args.space.count;
+    const cuda_words from = words_of(args.words);
     for (int64_t i = first_element() * N; i < count; i += element_step() * N) {
         uint32_t words[4];
         T out[N];
-        draw_words(args.words, i / N, words);
+        draw_words(from, i / N, words);
         make(out, words);
         if (args.grouped && i + N <= count) {
             write_pieces((T *)args.out + i, out);
@@ -193,11 +202,12 @@ template <typename T> __device__ void dropout(const dropout_args &args)
     constexpr int N = DROPOUT_GROUP(sizeof(T));
     T *out = (T *)args.out;
     const T *x = (const T *)args.x;
+    const cuda_words from = words_of(args.words);
     for (int64_t i = first_element() * N; i < args.count; i += element_step() * N) {
         uint8_t keep[N];
         for (int k = 0; k < N; k += 4) {
             uint32_t words[4];
-            draw_words(args.words, (i + k) / 4, words);
+            draw_words(from, (i + k) / 4, words);
             for (int j = 0; j < 4; j++)
                 keep[k + j] = words[j] < args.threshold;
         }

@@ -7,6 +7,7 @@
 /* Words of a generator: td_generator_take() has reserved them. */
 struct cuda_words {
     uint64_t seed, offset;
+    const uint64_t *captured; /* in a graph: the address of these two for each launch; else NULL */
 };
 
 struct random_args {

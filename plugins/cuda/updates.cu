@@ -51,15 +51,40 @@ TD_KERNEL(note_stopped, struct stopped_args)
 
 /* ---- Optimizers -------------------------------------------------------------------------------------------------------- */
 
+/* The numbers of a step: arguments, or, in a graph, what the host has copied to the device for this launch. */
+struct sgd_numbers {
+    double rate, momentum, share, weight_decay;
+};
+__device__ inline sgd_numbers numbers_of(const sgd_args &args)
+{
+    const double *n = args.numbers;
+    if (n)
+        return {-n[0], n[1], 1 - n[2], n[3]};
+    return {args.rate, args.momentum, args.share, args.weight_decay};
+}
+
+struct adam_numbers {
+    double beta1, rest1, beta2, rest2, eps, weight_decay, shrink, size, root_correction;
+};
+__device__ inline adam_numbers numbers_of(const adam_args &args)
+{
+    const double *n = args.numbers;
+    if (n)
+        return {n[0], 1 - n[0], n[1], 1 - n[1], n[2], n[3], n[4], -n[5], n[6]};
+    return {args.beta1,        args.rest1,  args.beta2, args.rest2,          args.eps,
+            args.weight_decay, args.shrink, args.size,  args.root_correction};
+}
+
 template <typename T> __device__ void sgd(const sgd_args &args)
 {
     typedef typename compute<T>::type C;
     if (*args.stopped)
         return;
     const sgd_entry &entry = entry_of(args.entry, args.entries);
-    const C rate = (C)args.rate, momentum = (C)args.momentum, share = (C)args.share;
-    const C weight_decay = (C)args.weight_decay, sign = (C)args.sign;
-    const bool decay = args.weight_decay != 0;
+    const sgd_numbers now = numbers_of(args);
+    const C rate = (C)now.rate, momentum = (C)now.momentum, share = (C)now.share;
+    const C weight_decay = (C)now.weight_decay, sign = (C)args.sign;
+    const bool decay = now.weight_decay != 0;
     for_chunk<CUDA_WIDTH(sizeof(T)), UPDATE_CHUNK>(
         entry.count, entry.first_block, entry.aligned, [&](auto n, int64_t at) {
             T parameter[n.value], grad[n.value], buffer[n.value];
@@ -92,11 +117,12 @@ template <typename T> __device__ void adam(const adam_args &args)
     if (*args.stopped)
         return;
     const adam_entry &entry = entry_of(args.entry, args.entries);
-    const C beta1 = (C)args.beta1, rest1 = (C)args.rest1, beta2 = (C)args.beta2;
-    const C rest2 = (C)args.rest2, eps = (C)args.eps, weight_decay = (C)args.weight_decay;
-    const C shrink = (C)args.shrink, size = (C)args.size, sign = (C)args.sign;
-    const C correction = (C)args.root_correction;
-    const bool decay = args.weight_decay != 0;
+    const adam_numbers now = numbers_of(args);
+    const C beta1 = (C)now.beta1, rest1 = (C)now.rest1, beta2 = (C)now.beta2;
+    const C rest2 = (C)now.rest2, eps = (C)now.eps, weight_decay = (C)now.weight_decay;
+    const C shrink = (C)now.shrink, size = (C)now.size, sign = (C)args.sign;
+    const C correction = (C)now.root_correction;
+    const bool decay = now.weight_decay != 0;
     for_chunk<CUDA_WIDTH(sizeof(T)), UPDATE_CHUNK>(
         entry.count, entry.first_block, entry.aligned, [&](auto n, int64_t at) {
             T parameter[n.value], grad[n.value], mean[n.value], square[n.value], greatest[n.value];

@@ -31,6 +31,7 @@ struct sgd_entry {
 
 struct sgd_args {
     const int32_t *stopped;
+    const double *numbers; /* in a graph: those of td_sgd_update, instead of the first four here */
     double rate, momentum, share, weight_decay, sign;
     int32_t nesterov, first;
     int32_t entries;
@@ -48,6 +49,7 @@ struct adam_entry {
 
 struct adam_args {
     const int32_t *stopped;
+    const double *numbers; /* in a graph: those of td_adam_update */
     double beta1, rest1, beta2, rest2, eps, weight_decay, shrink, size, root_correction, sign;
     int32_t entries;
     struct adam_entry entry[ADAM_ENTRIES];

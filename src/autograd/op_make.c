@@ -1,6 +1,7 @@
 /* Tensors of regular numbers: constants, ranges, and triangles. */
 #include "autograd/op.h"
 #include "base/fail.h"
+#include "device/device_graph.h"
 #include "tensor/cpu_range.h"
 
 #include <inttypes.h>
@@ -77,6 +78,7 @@ static td_dtype dtype_of_range(td_dtype dtype)
 /* A tensor of the host, on another device, in the scope. Releases it. */
 static td_tensor *placed(td_tensor *tensor, td_device *device)
 {
+    TD_STREAM_SCOPE(td__constants_stream(device));
     td_tensor *there = td_tensor_to(tensor, device);
     td_tensor_release(tensor);
     return there;

@@ -266,6 +266,12 @@ static td_status check_ops(const td_device_ops *ops)
         return td_fail(TD_ERR_INVALID,
                        "td_register_device: %s has only one of alloc_pinned and free_pinned",
                        ops->kind);
+    if (!ops->capture_begin != !ops->capture_end || !ops->capture_begin != !ops->graph_launch ||
+        !ops->capture_begin != !ops->graph_destroy)
+        return td_fail(TD_ERR_INVALID,
+                       "td_register_device: %s has only some of capture_begin, capture_end, "
+                       "graph_launch and graph_destroy",
+                       ops->kind);
     return check_version("kernels", ops->kind, ops->kernels->version, TD_KERNELS_VERSION);
 }
 

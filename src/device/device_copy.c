@@ -6,11 +6,13 @@
 
 #include <string.h>
 
-static td_status copy_in(const struct td__place *to, const struct td__place *from, size_t bytes,
-                         bool async)
+static td_status copy_in(const char *call, const struct td__place *to, const struct td__place *from,
+                         size_t bytes, bool async)
 {
     td_device *device = to->device;
     td_stream *stream = td__stream_of(device);
+    if (td__is_captured(stream))
+        return td__fail_captured(call, "copies from the host", device);
     bool pinned = async && from->pinned;
     TD_TRY(td__ops_of(device)->copy_in(device->self, stream->self, to->data, from->data, bytes,
                                        pinned));
@@ -25,6 +27,8 @@ static td_status copy_out(const char *call, const struct td__place *to,
 {
     td_device *device = from->device;
     td_stream *stream = td__stream_of(device);
+    if (td__is_captured(stream))
+        return td__fail_captured(call, "copies to the host, and waits for it", device);
     TD_TRY(td__ops_of(device)->copy_out(device->self, stream->self, to->data, from->data, bytes,
                                         to->pinned != NULL));
     td__block_use(from->block, stream);
@@ -68,7 +72,7 @@ static td_status carry(const char *call, const struct td__place *to, const struc
         return TD_ERR_NOMEM;
     td_status status = copy_out(call, &host, from, bytes, false);
     if (!status)
-        status = copy_in(to, &host, bytes, true);
+        status = copy_in(call, to, &host, bytes, true);
     td__pinned_free(host.data, host.pinned);
     return status;
 }
@@ -84,7 +88,7 @@ td_status td__copy_between(const char *call, const struct td__place *to,
         return TD_OK;
     }
     if (from_host)
-        return copy_in(to, from, bytes, async);
+        return copy_in(call, to, from, bytes, async);
     if (to_host)
         return copy_out(call, to, from, bytes, async);
     if (to->device == from->device)

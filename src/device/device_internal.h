@@ -29,6 +29,8 @@ struct td_stream {
     void *self; /* NULL on the host */
     uint64_t
         id; /* of no other stream of the process; 0: a default stream, which its device tells apart */
+    _Atomic(uint64_t) capture; /* the capture that it has joined last (device_graph.c) */
+    bool is_graph;             /* the memory of its pool belongs to a graph */
 };
 
 struct td__device_worker; /* device_worker.c */
@@ -50,6 +52,8 @@ struct td_device {
     unsigned fork_generation;
     td_stream stream; /* the default one */
     struct td__device_memory *memory;
+    _Atomic(uint64_t) capture; /* the number of the capture under way; 0: none */
+    td_graph *capturing;       /* its graph */
     atomic_llong waits;
     struct td__device_worker *worker; /* NULL until the first job */
     td_device *next;                  /* in the table of names */
@@ -113,6 +117,41 @@ td_status td__wait_for_device(const char *call, td_device *device);
 td_event *td__event_take(td_device *device);
 void td__event_give_back(td_event *event);
 
+/* ---- Graphs (device_graph.c) --------------------------------------------------------------------------- */
+
+/** Whether what is enqueued on a stream is being captured. */
+static inline bool td__is_captured(const td_stream *stream)
+{
+    uint64_t capture = atomic_load_explicit(&stream->device->capture, memory_order_acquire);
+    return capture && atomic_load_explicit(&stream->capture, memory_order_relaxed) == capture;
+}
+
+/** The graph for which the thread's current stream of an open device is being captured, or NULL. */
+td_graph *td__capturing(td_device *device);
+
+/** Makes a stream a part of the capture, which keeps it until its end. */
+td_status td__graph_join(td_graph *graph, td_stream *stream);
+
+/** The stream on which memory for `stream` is allocated: while that is captured, that of the graph. */
+td_stream *td__pool_stream(td_stream *stream);
+
+/** TD_ERR_STATE: `call` does `what`, which no captured function may do. */
+td_status td__fail_captured(const char *call, const char *what, const td_device *device);
+
+/** What is to be done before each launch but the first: `values` is what the device will find, as it was before.
+ *  A failure is that of the launch. */
+typedef td_status td__refresh_fn(void *arg, void *values);
+
+/** Numbers that change from launch to launch: *address is where kernels find them. `values`, `bytes` of them (0: there
+ *  are none), are those of the first launch, and refresh(arg, …) changes them for the others, in the order of these
+ *  calls. `arg` is for free(), at the end of the graph, or at once on failure. */
+td_status td__graph_values(td_graph *graph, const void *values, size_t bytes,
+                           td__refresh_fn *refresh, void *arg, const void **address);
+
+/** The `arg` of the latest one with this function for which is_it(arg, key); NULL: there is none. */
+void *td__graph_find(const td_graph *graph, td__refresh_fn *refresh,
+                     bool (*is_it)(const void *arg, const void *key), const void *key);
+
 /* ---- Memory of accelerators (device_memory.c) -------------------------------------------------- */
 
 struct td__block;
@@ -129,6 +168,13 @@ void td__block_use(void *arg, td_stream *stream);
 
 /** A stream ends: its memory goes to the default stream, which waits for it. */
 void td__memory_forget(td_stream *stream);
+
+/** The blocks that a graph uses and that are not of its own pool: nobody else gets their memory while it is there. */
+struct td__held_block;
+struct td__held_block **td__graph_held(td_graph *graph);
+
+/** The graph ends; its last launch was on `stream`, or NULL. */
+void td__blocks_let_go(struct td__held_block *held, td_stream *stream);
 
 /** What td__block_alloc() notes as the holder on this thread, instead of the call; returns the former one. A static
  *  string, or NULL: the call. */

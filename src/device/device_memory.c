@@ -43,7 +43,15 @@ struct td__block {
     struct td__block *next,
         **link; /* in a bin, in the list of those in use, or of those kept aside */
     struct use *uses;
+    int graphs;         /* how many graphs use it, besides that of its pool */
+    uint64_t captured;  /* the latest capture that has used it */
+    bool is_released;   /* in use only by graphs */
     const char *holder; /* of a block in use */
+};
+
+struct td__held_block {
+    struct td__held_block *next;
+    struct td__block *block;
 };
 
 /* The free blocks of one stream. */
@@ -59,6 +67,7 @@ struct td__device_memory {
     struct pool *pools;
     struct td__block *in_use;
     struct td__block *aside; /* freed, and waiting for their uses */
+    struct td__block *held;  /* freed, and used by graphs */
     td_memory_stats stats;
 };
 
@@ -72,16 +81,20 @@ const char *td__set_memory_label(const char *holder)
     return before;
 }
 
+/* Each allocation calls this: without the lock, once the memory is there. */
 static struct td__device_memory *memory_of(td_device *device)
 {
+    struct td__device_memory *memory = __atomic_load_n(&device->memory, __ATOMIC_ACQUIRE);
+    if (memory)
+        return memory;
     pthread_mutex_lock(&create_lock);
-    if (!device->memory) {
-        device->memory = calloc(1, sizeof *device->memory);
-        if (device->memory)
-            pthread_mutex_init(&device->memory->lock, NULL);
+    memory = device->memory;
+    if (!memory && (memory = calloc(1, sizeof *memory))) {
+        pthread_mutex_init(&memory->lock, NULL);
+        __atomic_store_n(&device->memory, memory, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&create_lock);
-    return device->memory;
+    return memory;
 }
 
 /* ---- Bins ----------------------------------------------------------------------------------------- */
@@ -251,6 +264,8 @@ static void return_to_pool(struct td__block *block)
 static void flush(struct td__device_memory *memory, td_device *device)
 {
     for (struct pool *pool = memory->pools; pool; pool = pool->next) {
+        if (pool->stream->is_graph)
+            continue; /* its next launch uses it */
         for (int bin = next_bin(pool, 0); bin < BINS; bin = next_bin(pool, bin + 1)) {
             struct td__block *next;
             for (struct td__block *block = pool->bins[bin]; block; block = next) {
@@ -334,6 +349,7 @@ void td__memory_forget(td_stream *stream)
             td__wait_for_stream("ending a stream", stream);
         hand_over(memory->in_use, pool, heir);
         hand_over(memory->aside, pool, heir);
+        hand_over(memory->held, pool, heir);
         for (int bin = next_bin(pool, 0); bin < BINS; bin = next_bin(pool, bin)) {
             struct td__block *block = pool->bins[bin];
             take_from_bin(block);
@@ -348,6 +364,50 @@ void td__memory_forget(td_stream *stream)
     pthread_mutex_unlock(&memory->lock);
 }
 
+/* A block of the graph's own pool is not reused in the capture once another stream has used it. */
+static td_status hold_for_graph(struct td__block *block, td_graph *graph, uint64_t capture)
+{
+    if (block->captured == capture)
+        return TD_OK;
+    struct td__held_block *held = malloc(sizeof *held);
+    if (!held)
+        return TD_ERR_NOMEM;
+    struct td__held_block **list = td__graph_held(graph);
+    *held = (struct td__held_block){.next = *list, .block = block};
+    *list = held;
+    block->captured = capture;
+    block->graphs++;
+    return TD_OK;
+}
+
+/* Without its uses that have passed. */
+static void put_aside(struct td__device_memory *memory, struct td__block *block)
+{
+    if (have_passed(block, false))
+        return_to_pool(block);
+    else
+        link_block(&memory->aside, block);
+}
+
+void td__blocks_let_go(struct td__held_block *held, td_stream *stream)
+{
+    for (struct td__held_block *next; held; held = next) {
+        struct td__block *block = held->block;
+        struct td__device_memory *memory = block->device->memory;
+        if (stream)
+            td__block_use(block, stream);
+        pthread_mutex_lock(&memory->lock);
+        if (--block->graphs == 0 && block->is_released) {
+            block->is_released = false;
+            unlink_block(block);
+            put_aside(memory, block);
+        }
+        pthread_mutex_unlock(&memory->lock);
+        next = held->next;
+        free(held);
+    }
+}
+
 void td__block_use(void *arg, td_stream *stream)
 {
     struct td__block *block = arg;
@@ -355,6 +415,12 @@ void td__block_use(void *arg, td_stream *stream)
         return;
     struct td__device_memory *memory = block->device->memory;
     pthread_mutex_lock(&memory->lock);
+    if (td__is_captured(stream)) {
+        if (hold_for_graph(block, stream->device->capturing, stream->capture))
+            block->graphs++; /* for ever: the memory must not be reused too early */
+        pthread_mutex_unlock(&memory->lock);
+        return;
+    }
     struct use *use = block->uses;
     while (use && (use->device != stream->device || use->id != stream->id))
         use = use->next;
@@ -459,19 +525,21 @@ static struct td__block *find_block(td_device *device, td_stream *stream, const 
                                     size_t bytes)
 {
     struct td__device_memory *memory = device->memory;
-    struct pool *pool = pool_of(memory, stream);
+    td_stream *owner = td__pool_stream(stream);
+    struct pool *pool = pool_of(memory, owner);
     if (!pool) {
         td__fail_nomem(call);
         return NULL;
     }
     if (memory->aside)
         collect(memory, false);
-    struct td__block *block = find_free(pool, bytes);
+    /* What is free in a graph's pool is so in the order of its own stream, and not of those that have joined it. */
+    struct td__block *block = owner == stream ? find_free(pool, bytes) : NULL;
     if (block)
         return block;
     struct td__error before;
     td__error_save(&before);
-    size_t segment = segment_bytes(bytes);
+    size_t segment = owner == stream ? segment_bytes(bytes) : bytes;
     block = new_segment(device, pool, segment);
     if (!block && segment > bytes)
         block = new_segment(device, pool, bytes);
@@ -479,13 +547,15 @@ static struct td__block *find_block(td_device *device, td_stream *stream, const 
         td__error_undo(&before); /* of the first attempt */
         return block;
     }
-    memory->stats.flushes++;
-    td__wait_for_device("looking for memory", device);
-    collect(memory, true);
-    block = find_free(pool, bytes);
-    if (!block) {
-        flush(memory, device);
-        block = new_segment(device, pool, bytes);
+    if (!atomic_load(&device->capture)) { /* else nothing may wait for the device */
+        memory->stats.flushes++;
+        td__wait_for_device("looking for memory", device);
+        collect(memory, true);
+        block = find_free(pool, bytes);
+        if (!block) {
+            flush(memory, device);
+            block = new_segment(device, pool, bytes);
+        }
     }
     if (block) {
         td__error_undo(&before);
@@ -533,10 +603,11 @@ void td__block_free(void *data, void *arg)
     memory->stats.tensors--;
     memory->stats.allocated -= (int64_t)block->bytes;
     unlink_block(block);
-    if (have_passed(block, false))
-        return_to_pool(block);
+    block->is_released = block->graphs > 0;
+    if (block->is_released)
+        link_block(&memory->held, block);
     else
-        link_block(&memory->aside, block);
+        put_aside(memory, block);
     pthread_mutex_unlock(&memory->lock);
 }
 
@@ -598,8 +669,10 @@ td_status td_device_empty_cache(td_device *device)
         return status;
     pthread_mutex_lock(&memory->lock);
     status = td__wait_for_device("td_device_empty_cache", device);
-    collect(memory, true);
-    flush(memory, device);
+    if (!atomic_load(&device->capture)) {
+        collect(memory, true);
+        flush(memory, device);
+    }
     pthread_mutex_unlock(&memory->lock);
     return status;
 }

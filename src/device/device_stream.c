@@ -141,6 +141,8 @@ void *td_stream_self(td_stream *stream)
 bool td_stream_is_done(td_stream *stream)
 {
     bool done = true;
+    if (stream && td__is_captured(stream))
+        return false;
     if (stream && !stream->device->is_host &&
         td__ops_of(stream->device)->stream_query(stream->device->self, stream->self, &done))
         return true; /* a stream that has failed runs nothing more */
@@ -154,8 +156,9 @@ struct td_event {
     void *self; /* NULL on the host */
     bool timing;
     atomic_bool recorded;
-    _Atomic(int64_t) time_ns; /* on the host */
-    td_event *next;           /* in the list of those that are kept */
+    _Atomic(uint64_t) capture; /* in which it was recorded; 0: in none */
+    _Atomic(int64_t) time_ns;  /* on the host */
+    td_event *next;            /* in the list of those that are kept */
 };
 
 td_event *td_event_create(td_device *device, const td_event_options *options)
@@ -228,22 +231,49 @@ td_status td_event_record(td_event *event, td_stream *stream)
     else
         TD_TRY(td__ops_of(event->device)
                    ->event_record(event->device->self, event->self, stream->self));
+    atomic_store(&event->capture,
+                 td__is_captured(stream) ? atomic_load(&stream->device->capture) : 0);
     atomic_store(&event->recorded, true);
     return TD_OK;
 }
 
+/* Whether it was recorded in the capture that is under way. */
+static bool is_captured(td_event *event)
+{
+    uint64_t capture = atomic_load(&event->capture);
+    return capture && capture == atomic_load(&event->device->capture);
+}
+
+/* One that was recorded in an earlier capture is a point of no stream. */
 static bool has_passed(td_event *event)
 {
-    return event->device->is_host || !atomic_load(&event->recorded);
+    return event->device->is_host || !atomic_load(&event->recorded) ||
+           (atomic_load(&event->capture) && !is_captured(event));
 }
 
 bool td_event_is_done(td_event *event)
 {
     bool done = true;
+    if (event && is_captured(event))
+        return false;
     if (event && !has_passed(event) &&
         td__ops_of(event->device)->event_query(event->device->self, event->self, &done))
         return true;
     return done;
+}
+
+/* A stream that waits for a captured one of its device becomes a part of the capture. */
+static td_status join_capture(td_stream *stream, td_event *event)
+{
+    if (td__is_captured(stream))
+        return td__fail_captured("td_stream_wait_event", "waits for what is not in the capture",
+                                 stream->device);
+    if (!is_captured(event))
+        return TD_OK;
+    if (stream->device != event->device)
+        return td__fail_captured("td_stream_wait_event", "makes another device wait",
+                                 event->device);
+    return td__graph_join(event->device->capturing, stream);
 }
 
 td_status td_stream_wait_event(td_stream *stream, td_event *event)
@@ -254,6 +284,8 @@ td_status td_stream_wait_event(td_stream *stream, td_event *event)
         stream = td__stream_of(event->device);
     if (has_passed(event))
         return TD_OK;
+    if (is_captured(event) != td__is_captured(stream) || stream->device != event->device)
+        TD_TRY(join_capture(stream, event));
     if (stream->device->kind != event->device->kind)
         return td__wait_for_event("td_stream_wait_event", event);
     return td__ops_of(stream->device)->event_wait(stream->device->self, stream->self, event->self);
@@ -280,7 +312,8 @@ td_status td_event_elapsed_ms(td_event *start, td_event *end, double *millisecon
     if (!start || !end || !milliseconds)
         return td__fail_null("td_event_elapsed_ms");
     if (start->device != end->device || !start->timing || !end->timing ||
-        !atomic_load(&start->recorded) || !atomic_load(&end->recorded))
+        !atomic_load(&start->recorded) || !atomic_load(&end->recorded) ||
+        atomic_load(&start->capture) || atomic_load(&end->capture))
         return td_fail(TD_ERR_INVALID,
                        "td_event_elapsed_ms: it needs two recorded events of one device that were "
                        "created with timing");
@@ -307,6 +340,8 @@ td_status td__wait_for_stream(const char *call, td_stream *stream)
     td_device *device = stream->device;
     if (device->is_host)
         return TD_OK;
+    if (td__is_captured(stream))
+        return td__fail_captured(call, "waits for the device", device);
     count_wait(call, device);
     return td__ops_of(device)->stream_synchronize(device->self, stream->self);
 }
@@ -315,6 +350,8 @@ td_status td__wait_for_event(const char *call, td_event *event)
 {
     if (has_passed(event))
         return TD_OK;
+    if (is_captured(event))
+        return td__fail_captured(call, "waits for the device", event->device);
     count_wait(call, event->device);
     return td__ops_of(event->device)->event_synchronize(event->device->self, event->self);
 }
@@ -323,6 +360,8 @@ td_status td__wait_for_device(const char *call, td_device *device)
 {
     if (device->is_host)
         return TD_OK;
+    if (atomic_load(&device->capture))
+        return td__fail_captured(call, "waits for the device", device);
     count_wait(call, device);
     return td__ops_of(device)->synchronize(device->self);
 }

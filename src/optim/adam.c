@@ -15,28 +15,42 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+static void write_numbers(const td_optimizer *optimizer, int group_number, int64_t step,
+                          double numbers[TD__STEP_NUMBERS])
+{
+    const struct td__optim_numbers *options = &optimizer->numbers;
+    const struct td__parameter_group *group = &optimizer->groups[group_number];
+    double correction1 = 1 - pow(options->beta1, (double)step);
+    double correction2 = 1 - pow(options->beta2, (double)step);
+    bool decoupled = options->decoupled != 0;
+    numbers[0] = options->beta1;
+    numbers[1] = options->beta2;
+    numbers[2] = options->eps;
+    numbers[3] = decoupled ? 0 : group->weight_decay;
+    numbers[4] = decoupled ? 1 - group->lr * group->weight_decay : 1;
+    numbers[5] = group->lr / correction1;
+    numbers[6] = sqrt(correction2);
+}
+
 static td_adam_update update_of(const td_optimizer *optimizer,
                                 const struct td__parameter_step *step)
 {
-    const struct td__optim_numbers *numbers = &optimizer->numbers;
-    const struct td__parameter_group *group = &optimizer->groups[step->parameter->group];
-    double correction1 = 1 - pow(numbers->beta1, (double)step->number);
-    double correction2 = 1 - pow(numbers->beta2, (double)step->number);
-    bool decoupled = numbers->decoupled != 0;
+    double numbers[TD__STEP_NUMBERS];
+    write_numbers(optimizer, step->parameter->group, step->number, numbers);
     return (td_adam_update){
         .parameter = step->tensor,
         .grad = step->grad,
         .mean = step->buffers[0],
         .square = step->buffers[1],
         .greatest = step->buffers[2],
-        .beta1 = numbers->beta1,
-        .beta2 = numbers->beta2,
-        .eps = numbers->eps,
-        .weight_decay = decoupled ? 0 : group->weight_decay,
-        .shrink = decoupled ? 1 - group->lr * group->weight_decay : 1,
-        .size = group->lr / correction1,
-        .root_correction = sqrt(correction2),
-        .maximize = numbers->maximize != 0,
+        .beta1 = numbers[0],
+        .beta2 = numbers[1],
+        .eps = numbers[2],
+        .weight_decay = numbers[3],
+        .shrink = numbers[4],
+        .size = numbers[5],
+        .root_correction = numbers[6],
+        .maximize = optimizer->numbers.maximize != 0,
     };
 }
 
@@ -46,9 +60,13 @@ static td_status run_adam(const td_optimizer *optimizer, const struct td__parame
     td_adam_update *updates = malloc((size_t)count * sizeof *updates);
     if (!updates)
         return td__fail_nomem(optimizer->kind->name);
-    for (int i = 0; i < count; i++)
+    td_status status = TD_OK;
+    for (int i = 0; i < count && !status; i++) {
         updates[i] = update_of(optimizer, &steps[i]);
-    td_status status = td__kernels_of(steps[0].tensor)->adam(updates, count);
+        status = td__capture_numbers(optimizer, steps, count, i, &updates[i].numbers);
+    }
+    if (!status)
+        status = td__kernels_of(steps[0].tensor)->adam(updates, count);
     free(updates);
     return status;
 }
@@ -73,6 +91,7 @@ static const struct td__optimizer_kind adam = {.name = "td_adam",
                                                .counts_steps = true,
                                                .numbers = numbers_of_adam,
                                                .number_count = 6,
+                                               .write_numbers = write_numbers,
                                                .run = run_adam};
 static const struct td__optimizer_kind adamw = {.name = "td_adamw",
                                                 .buffer_names = buffer_names,
@@ -80,6 +99,7 @@ static const struct td__optimizer_kind adamw = {.name = "td_adamw",
                                                 .counts_steps = true,
                                                 .numbers = numbers_of_adam,
                                                 .number_count = 6,
+                                                .write_numbers = write_numbers,
                                                 .run = run_adam};
 
 static td_status check(const struct td__optimizer_kind *kind, const td_adam_options *options,

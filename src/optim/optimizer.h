@@ -6,7 +6,10 @@
 
 #include <tandem/optim.h>
 
-enum { TD__BUFFERS_MOST = 3 };
+enum {
+    TD__BUFFERS_MOST = 3,
+    TD__STEP_NUMBERS = 7 /* the most numbers of an update of kernels.h */
+};
 
 struct td__parameter {
     td_tensor *tensor; /* retained */
@@ -55,6 +58,9 @@ struct td__optimizer_kind {
     bool counts_steps; /* a part of the state */
     const struct td__optim_number *numbers;
     int number_count;
+    /** The numbers of step number `step` of a parameter of `group`, in the order of kernels.h. */
+    void (*write_numbers)(const td_optimizer *optimizer, int group, int64_t step,
+                          double numbers[TD__STEP_NUMBERS]);
     /** Calls the device's kernel, once, for `count` parameters of one device, at least one: all or nothing. */
     td_status (*run)(const td_optimizer *optimizer, const struct td__parameter_step *steps,
                      int count);
@@ -77,6 +83,11 @@ td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const 
 /** The same for the parameters of a module. */
 td_optimizer *td__optimizer_of_module(const struct td__optimizer_kind *kind, const char *call,
                                       const struct td__optim_numbers *numbers, td_module *module);
+
+/** In a capture (td_graph_capture()), *numbers is where the kernel finds the numbers of step i of `steps`; else NULL.
+ *  The first call is for i = 0, and makes each launch a step of all `count` (captured_step.c). */
+td_status td__capture_numbers(const td_optimizer *optimizer, const struct td__parameter_step *steps,
+                              int count, int i, const double **numbers);
 
 /** Fails with "<call>: <what> is …" if a number is not in [low, high). */
 td_status td__check_number(const char *call, const char *what, double value, double low,

@@ -39,6 +39,11 @@ static td_status prepare(const td_optimizer *optimizer, struct td__parameter *pa
     *step = (struct td__parameter_step){.parameter = parameter,
                                         .number = parameter->steps + 1,
                                         .first = buffers > 0 && !parameter->buffers[0]};
+    td_device *device = parameter->tensor->storage->device;
+    if (step->first && td__capturing(device))
+        return td_fail(TD_ERR_STATE,
+                       "its state on %s does not exist yet: make a step before td_graph_capture()",
+                       device->name);
     TD_TRY(td__prepare_write(parameter->tensor));
     step->tensor = td__contiguous(parameter->tensor);
     step->grad = step->tensor ? td__contiguous(grad) : NULL;

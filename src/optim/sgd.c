@@ -13,6 +13,17 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+static void write_numbers(const td_optimizer *optimizer, int group_number, int64_t step,
+                          double numbers[TD__STEP_NUMBERS])
+{
+    (void)step;
+    const struct td__parameter_group *group = &optimizer->groups[group_number];
+    numbers[0] = group->lr;
+    numbers[1] = optimizer->numbers.momentum;
+    numbers[2] = optimizer->numbers.dampening;
+    numbers[3] = group->weight_decay;
+}
+
 static td_status run_sgd(const td_optimizer *optimizer, const struct td__parameter_step *steps,
                          int count)
 {
@@ -20,7 +31,8 @@ static td_status run_sgd(const td_optimizer *optimizer, const struct td__paramet
     td_sgd_update *updates = malloc((size_t)count * sizeof *updates);
     if (!updates)
         return td__fail_nomem("td_sgd");
-    for (int i = 0; i < count; i++) {
+    td_status status = TD_OK;
+    for (int i = 0; i < count && !status; i++) {
         const struct td__parameter_group *group = &optimizer->groups[steps[i].parameter->group];
         updates[i] = (td_sgd_update){.parameter = steps[i].tensor,
                                      .grad = steps[i].grad,
@@ -32,8 +44,10 @@ static td_status run_sgd(const td_optimizer *optimizer, const struct td__paramet
                                      .nesterov = numbers->nesterov != 0,
                                      .maximize = numbers->maximize != 0,
                                      .first = steps[i].first};
+        status = td__capture_numbers(optimizer, steps, count, i, &updates[i].numbers);
     }
-    td_status status = td__kernels_of(steps[0].tensor)->sgd(updates, count);
+    if (!status)
+        status = td__kernels_of(steps[0].tensor)->sgd(updates, count);
     free(updates);
     return status;
 }
@@ -55,6 +69,7 @@ static const struct td__optimizer_kind sgd = {.name = "td_sgd",
                                               .buffer_count = count_buffers,
                                               .numbers = numbers_of_sgd,
                                               .number_count = 4,
+                                              .write_numbers = write_numbers,
                                               .run = run_sgd};
 
 static td_status check(const td_sgd_options *options, struct td__optim_numbers *numbers)

@@ -173,8 +173,7 @@ void td__generator_advance(td_generator *generator, int64_t words, uint64_t *see
     generator->offset += ((uint64_t)words + 3) / 4;
 }
 
-td_status td_generator_take(td_generator *generator, int64_t words, uint64_t *seed,
-                            uint64_t *offset)
+static td_status take(td_generator *generator, int64_t words, uint64_t *seed, uint64_t *offset)
 {
     if (!generator || !seed || !offset)
         return td__fail_null("td_generator_take");
@@ -187,6 +186,26 @@ td_status td_generator_take(td_generator *generator, int64_t words, uint64_t *se
     td__generator_advance(generator, words, seed, offset);
     td__generator_unlock(generator);
     return TD_OK;
+}
+
+td_status td_generator_take(td_generator *generator, int64_t words, uint64_t *seed,
+                            uint64_t *offset)
+{
+    if (generator && generator->device && td__capturing(generator->device))
+        return td__fail_captured("td_generator_take", "draws numbers that would not change",
+                                 generator->device);
+    return take(generator, words, seed, offset);
+}
+
+td_status td_generator_take_captured(td_generator *generator, int64_t words, uint64_t *seed,
+                                     uint64_t *offset, const uint64_t **captured)
+{
+    if (!captured)
+        return td__fail_null("td_generator_take_captured");
+    *captured = NULL;
+    TD_TRY(take(generator, words, seed, offset));
+    td_graph *graph = td__capturing(generator->device);
+    return graph ? td__capture_draw(graph, generator, words, *seed, *offset, captured) : TD_OK;
 }
 
 /* The next `count` words, of a generator that is locked. */

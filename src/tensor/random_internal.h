@@ -53,6 +53,11 @@ td_generator *td__generator_for(const char *call, td_device *device, td_generato
 void td__generator_advance(td_generator *generator, int64_t words, uint64_t *seed,
                            uint64_t *offset);
 
+/** In a capture, `words` were taken from `generator` at `offset`: *captured is where the kernel finds the seed and the
+ *  offset of each launch (captured_draws.c). */
+td_status td__capture_draw(td_graph *graph, td_generator *generator, int64_t words, uint64_t seed,
+                           uint64_t offset, const uint64_t **captured);
+
 /** The default generators of accelerators that were used: the first for NULL, and the one after `generator`. */
 td_generator *td__next_default_generator(const td_generator *generator);
 

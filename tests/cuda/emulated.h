@@ -31,6 +31,7 @@ extern struct emulated_index emulated_thread, emulated_block, emulated_block_siz
 struct emulated_kernel {
     void (*run)(const void *args);
     int synchronizes;
+    size_t bytes;
 };
 void emulated_sync_block(void);
 void emulated_sync_warp(void);
@@ -50,7 +51,7 @@ void *emulated_shared(void);
         name##_body(*(const type *)args);                                                          \
     }                                                                                              \
     extern "C" __attribute__((visibility("default"))) const emulated_kernel name;                  \
-    const emulated_kernel name = {name##_run, sync};                                               \
+    const emulated_kernel name = {name##_run, sync, sizeof(type)};                                 \
     static void name##_body(const type &args)
 #define TD_KERNEL(name, type) EMULATED_KERNEL(name, type, 0)
 #define TD_KERNEL_SYNC(name, type) EMULATED_KERNEL(name, type, 1)

@@ -5,8 +5,12 @@
  *     EMULATED_CUDA_VERSION=11040    what cuDriverGetVersion() says
  *     EMULATED_CUDA_MEMORY=N         bytes of memory a GPU
  *     EMULATED_CUDA_FAIL=NAME:N      the Nth call of a function fails, as do all that follow
- *     EMULATED_CUDA_CAPTURING=1      streams are being captured into a graph
- *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first */
+ *     EMULATED_CUDA_CAPTURING=1      streams are said to be captured into a graph
+ *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first
+ *     EMULATED_CUDA_NULL=1           kernels, copies inside the device and fills do nothing, and return at once: what is
+ *                                    left is the cost of the library on the host */
+#include "emulated_graph.h"
+
 #include <cuda.h>
 
 #include <dlfcn.h>
@@ -17,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <ucontext.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -53,6 +56,7 @@ EXPORT struct index emulated_thread, emulated_block, emulated_block_size, emulat
 struct kernel {
     void (*run)(const void *args);
     int synchronizes;
+    size_t bytes; /* of its argument */
 };
 
 enum { MOST_THREADS = 1024, STACK = 128 << 10, SHARED = 256 << 10, LANES = 32 };
@@ -194,28 +198,65 @@ static void run_block(unsigned threads, bool reverse)
     }
 }
 
+struct launch {
+    const struct kernel *kernel;
+    struct index blocks;
+    unsigned threads;
+    _Alignas(16) char args[4096];
+};
+
+static void run_launch(const struct launch *launch, const void *args)
+{
+    struct index blocks = launch->blocks;
+    pthread_mutex_lock(&lock);
+    bool reverse = setting("EMULATED_CUDA_REVERSE", 0);
+    running = launch->kernel;
+    running_args = args;
+    emulated_block_size = (struct index){launch->threads, 1, 1};
+    emulated_grid_size = blocks;
+    for (unsigned k = 0; k < blocks.z; k++)
+        for (unsigned j = 0; j < blocks.y; j++)
+            for (unsigned i = 0; i < blocks.x; i++) {
+                emulated_block = (struct index){i, j, k};
+                run_block(launch->threads, reverse);
+            }
+    pthread_mutex_unlock(&lock);
+}
+
+static void run_recorded(void *payload)
+{
+    run_launch(payload, ((struct launch *)payload)->args);
+}
+
+/* EMULATED_CUDA_NULL, read once: reading it would cost more than the calls that are measured. */
+static bool does_nothing;
+
+__attribute__((constructor)) static void read_settings(void)
+{
+    does_nothing = setting("EMULATED_CUDA_NULL", 0);
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
                                unsigned threads, unsigned threads_y, unsigned threads_z,
                                unsigned shared_bytes, CUstream stream, void **params, void **extra)
 {
-    (void)stream;
+    if (does_nothing)
+        return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
         shared_bytes > SHARED || y > 65535 || z > 65535 || extra)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    bool reverse = setting("EMULATED_CUDA_REVERSE", 0);
-    running = (const struct kernel *)function;
-    running_args = params[0];
-    emulated_block_size = (struct index){threads, 1, 1};
-    emulated_grid_size = (struct index){x, y, z};
-    for (unsigned k = 0; k < z; k++)
-        for (unsigned j = 0; j < y; j++)
-            for (unsigned i = 0; i < x; i++) {
-                emulated_block = (struct index){i, j, k};
-                run_block(threads, reverse);
-            }
-    pthread_mutex_unlock(&lock);
+    struct launch launch;
+    launch.kernel = (const struct kernel *)function;
+    launch.blocks = (struct index){x, y, z};
+    launch.threads = threads;
+    if (!emulated_is_captured(stream)) {
+        run_launch(&launch, params[0]);
+        return CUDA_SUCCESS;
+    }
+    memcpy(launch.args, params[0], launch.kernel->bytes);
+    emulated_record(stream, run_recorded, &launch,
+                    offsetof(struct launch, args) + launch.kernel->bytes);
     return CUDA_SUCCESS;
 }
 
@@ -339,7 +380,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 EXPORT CUresult cuCtxSynchronize(void)
 {
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
-    return CUDA_SUCCESS;
+    return emulated_captures() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------- */
@@ -409,30 +450,52 @@ EXPORT CUresult cuMemFreeHost(void *data)
     return CUDA_SUCCESS;
 }
 
+/* A copy, or with `from` NULL a fill. */
+struct copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    unsigned char value;
+};
+
+static void run_copy(void *payload)
+{
+    const struct copy *copy = payload;
+    if (copy->from)
+        memcpy(copy->to, copy->from, copy->bytes);
+    else
+        memset(copy->to, copy->value, copy->bytes);
+}
+
+static CUresult enqueue_copy(CUstream stream, struct copy copy)
+{
+    if (emulated_is_captured(stream))
+        emulated_record(stream, run_copy, &copy, sizeof copy);
+    else
+        run_copy(&copy);
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes,
                                      CUstream stream)
 {
-    (void)stream;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
-    memcpy((void *)to, from, bytes);
-    return CUDA_SUCCESS;
+    return enqueue_copy(stream, (struct copy){(void *)to, from, bytes, 0});
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    (void)stream;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
-    memcpy(to, (const void *)from, bytes);
-    return CUDA_SUCCESS;
+    return enqueue_copy(stream, (struct copy){to, (const void *)from, bytes, 0});
 }
 
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
                                      CUstream stream)
 {
-    (void)stream;
+    if (does_nothing)
+        return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
-    memcpy((void *)to, (const void *)from, bytes);
-    return CUDA_SUCCESS;
+    return enqueue_copy(stream, (struct copy){(void *)to, (const void *)from, bytes, 0});
 }
 
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
@@ -445,104 +508,20 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
-    (void)stream;
-    memset((void *)to, value, bytes);
-    return CUDA_SUCCESS;
+    return does_nothing ? CUDA_SUCCESS
+                        : enqueue_copy(stream, (struct copy){(void *)to, NULL, bytes, value});
 }
 
-/* ---- Streams and events ---------------------------------------------------------------------------------------- */
-
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
-{
-    (void)flags;
-    (void)priority;
-    MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
-    *stream = malloc(1);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
-{
-    free(stream);
-    return CUDA_SUCCESS;
-}
+/* ---- Waiting; streams and events are in emulated_graph.c ---------------------------------------------------------- */
 
 EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
-    (void)stream;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamQuery(CUstream stream)
-{
-    (void)stream;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
-{
-    (void)stream;
-    *status = setting("EMULATED_CUDA_CAPTURING", 0) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                                    : CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
-{
-    (void)stream;
-    (void)event;
-    (void)flags;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
-{
-    (void)flags;
-    *event = calloc(1, sizeof(struct timespec));
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventDestroy_v2(CUevent event)
-{
-    free(event);
-    return CUDA_SUCCESS;
-}
-
-/* Time that events see in addition to the clock's, for libraries that pretend to take long. */
-static long passed_s;
-
-EXPORT void emulated_pass(long seconds)
-{
-    __atomic_add_fetch(&passed_s, seconds, __ATOMIC_SEQ_CST);
-}
-
-EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-    (void)stream;
-    MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
-    clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
-    ((struct timespec *)event)->tv_sec += __atomic_load_n(&passed_s, __ATOMIC_SEQ_CST);
-    return CUDA_SUCCESS;
+    return cuStreamQuery(stream);
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event)
 {
-    (void)event;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventQuery(CUevent event)
-{
-    (void)event;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
-{
-    const struct timespec *a = (const struct timespec *)start, *b = (const struct timespec *)end;
-    *milliseconds = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 +
-                            (double)(b->tv_nsec - a->tv_nsec) / 1e6);
-    return CUDA_SUCCESS;
+    return cuEventQuery(event);
 }

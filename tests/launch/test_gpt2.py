@@ -98,6 +98,7 @@ class Gpt2(harness.Test):
         toy = {"TANDEM_PLUGIN_PATH": PLUGINS, "TANDEM_TOY_DELAY_US": "0"}
         here = self.train("here", *model)
         self.check_close(here, self.train("there", *model, "--device", "toy", env=toy), 1e-6)
+        self.assertEqual(here, self.train("graph", *model, "--graph"))
         halves = self.train("halves", *model, "--device", "toy", "--bf16", env=toy)
         self.check_close(here, halves, 0.1)
         self.assertNotEqual(here, halves)
