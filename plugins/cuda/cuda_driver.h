@@ -35,6 +35,7 @@
     F(cuStreamSynchronize)                                                                         \
     F(cuStreamQuery)                                                                               \
     F(cuStreamWaitEvent)                                                                           \
+    F(cuStreamIsCapturing)                                                                         \
     F(cuEventCreate)                                                                               \
     F(cuEventDestroy_v2)                                                                           \
     F(cuEventRecord)                                                                               \

@@ -88,6 +88,8 @@ td_status td__cuda_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td
                                    const td_tensor *grad_y, const td_tensor *x,
                                    const td_tensor *weight, const td_tensor *mean,
                                    const td_tensor *rstd);
+
+/* launch_batch_norm.c */
 td_status td__cuda_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                               const td_tensor *weight, const td_tensor *bias,
                               td_tensor *running_mean, td_tensor *running_var, bool training,

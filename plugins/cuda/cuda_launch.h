@@ -13,6 +13,7 @@
 /* The files of kernels; plugins/cuda/CMakeLists.txt lists them too. */
 #define TD__CUDA_IMAGES(F)                                                                         \
     F(attention)                                                                                   \
+    F(batch_norm)                                                                                  \
     F(binary)                                                                                      \
     F(convolution)                                                                                 \
     F(elements)                                                                                    \

@@ -34,20 +34,6 @@ struct layer_norm_args {
     int64_t slices, each; /* rows of a slice */
 };
 
-/** batch_norm: x [images, channels, pixels]. */
-struct batch_norm_args {
-    void *out; /* or grad_x; NULL: not wanted */
-    const void *x, *grad_y;
-    struct norm_vector weight, bias, running_mean, running_var, grad_weight, grad_bias;
-    void *mean, *rstd; /* of the dtype of the computation */
-    int64_t images, channels, pixels;
-    int64_t chunks, each; /* of a channel, and elements of one */
-    double *partials;     /* [channels, chunks, 2] */
-    double *factors;      /* [channels, 4]: coefficients of the last step */
-    double momentum, eps;
-    int32_t training;
-};
-
 enum { NORM_THREADS = 256, NORM_COLUMNS = 32 };
 
 #endif

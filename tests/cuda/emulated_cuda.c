@@ -487,6 +487,13 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
     (void)flags;
