@@ -57,7 +57,7 @@ td_status td__cuda_max_pool2d(td_tensor *out, td_tensor *indices, const td_tenso
                               const td_window *window);
 td_status td__cuda_adaptive_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x);
 td_status td__cuda_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                   const td_tensor *indices);
+                                   const td_tensor *indices, const td_window *window);
 td_status td__cuda_avg_pool2d(td_tensor *out, const td_tensor *x, const td_window *window);
 td_status td__cuda_avg_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                    const td_window *window);
