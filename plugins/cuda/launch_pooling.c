@@ -146,10 +146,11 @@ td_status td__cuda_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
     struct pool_args args;
     if (!make_args(grad_x, grad_y, window, &args))
         return td__cuda_unsupported();
-    size_t bytes = POOL_GROUP * td_dtype_size(td_tensor_dtype(grad_x));
-    bool grouped = bytes <= 16 && args.in[1] % POOL_GROUP == 0 &&
-                   (uintptr_t)td_tensor_data(grad_x) % bytes == 0;
-    int64_t row = args.in[1] / (grouped ? POOL_GROUP : 1);
+    size_t size = td_dtype_size(td_tensor_dtype(grad_x));
+    int group = size == sizeof(double) ? POOL_GROUP_F64 : POOL_GROUP;
+    bool grouped = args.in[1] % group == 0 &&
+                   (uintptr_t)td_tensor_data(grad_x) % ((size_t)group * size) == 0;
+    int64_t row = args.in[1] / (grouped ? group : 1);
     args.by_row = cuda_divisor_of(row < 1 ? 1 : row);
     struct pool_launch launch = {
         .kernels = grouped ? groups : single,

@@ -217,7 +217,7 @@ template <typename T> __device__ void average_grad(const pool_args &args)
     POOL_KERNEL(pool_max_2, name, find_max<T, 2>)                                                  \
     POOL_KERNEL(pool_max_3, name, find_max<T, 3>)                                                  \
     POOL_KERNEL(pool_max_grad, name, max_grad<T, 1>)                                               \
-    POOL_KERNEL(pool_max_grad_group, name, max_grad<T, POOL_GROUP>)                                \
+    POOL_KERNEL(pool_max_grad_group, name, max_grad<T, sizeof(T) == 8 ? POOL_GROUP_F64 : POOL_GROUP>) \
     POOL_KERNEL(pool_average, name, average<T>)                                                    \
     POOL_KERNEL(pool_average_grad, name, average_grad<T>)                                          \
     TD_KERNEL_SYNC(pool_average_large_##name, struct pool_args)                                    \

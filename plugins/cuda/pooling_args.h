@@ -20,7 +20,7 @@ struct pool_args {
     int32_t *indices;           /* may be NULL */
 };
 
-/* Neighbours that a thread computes at once in the gradient of maxima, where rows are aligned. */
-enum { POOL_GROUP = 4 };
+/* Neighbours that a thread computes at once in the gradient of maxima, where rows are aligned; 2 of f64. */
+enum { POOL_GROUP = 4, POOL_GROUP_F64 = 2 };
 
 #endif

@@ -5,7 +5,8 @@
  *     EMULATED_CUDA_VERSION=11040    what cuDriverGetVersion() says
  *     EMULATED_CUDA_MEMORY=N         bytes of memory a GPU
  *     EMULATED_CUDA_FAIL=NAME:N      the Nth call of a function fails, as do all that follow
- *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first */
+ *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first
+ *     EMULATED_CUDA_TRACE=1          what is enqueued, kernels, copies and fills, is listed on standard error */
 #include <cuda.h>
 
 #include <dlfcn.h>
@@ -40,6 +41,15 @@ static bool fails(const char *function)
 #define MAY_FAIL(error)                                                                            \
     if (fails(__func__))                                                                           \
     return error
+
+/* Lists what is enqueued: a kernel, or the function. */
+static void trace(const void *kernel, const char *function)
+{
+    Dl_info info;
+    if (setting("EMULATED_CUDA_TRACE", 0))
+        fprintf(stderr, "enqueued %s\n",
+                kernel && dladdr(kernel, &info) && info.dli_sname ? info.dli_sname : function);
+}
 
 /* ---- Threads of a block ------------------------------------------------------------------------------------ */
 
@@ -202,6 +212,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsi
     if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
         shared_bytes > SHARED || y > 65535 || z > 65535 || extra)
         return CUDA_ERROR_INVALID_VALUE;
+    trace((const void *)function, __func__);
     pthread_mutex_lock(&lock);
     bool reverse = setting("EMULATED_CUDA_REVERSE", 0);
     running = (const struct kernel *)function;
@@ -413,6 +424,7 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t by
 {
     (void)stream;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    trace(NULL, __func__);
     memcpy((void *)to, from, bytes);
     return CUDA_SUCCESS;
 }
@@ -421,6 +433,7 @@ EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, C
 {
     (void)stream;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    trace(NULL, __func__);
     memcpy(to, (const void *)from, bytes);
     return CUDA_SUCCESS;
 }
@@ -430,6 +443,7 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
 {
     (void)stream;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    trace(NULL, __func__);
     memcpy((void *)to, (const void *)from, bytes);
     return CUDA_SUCCESS;
 }
@@ -445,6 +459,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
     (void)stream;
+    trace(NULL, __func__);
     memset((void *)to, value, bytes);
     return CUDA_SUCCESS;
 }
