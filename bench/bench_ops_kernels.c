@@ -103,7 +103,7 @@ static void call_pool(const struct ops_row *row)
 
 static void call_pool_grad(const struct ops_row *row)
 {
-    bench_check(KERNELS->max_pool2d_grad(row->out, row->a, row->b));
+    bench_check(KERNELS->max_pool2d_grad(row->out, row->a, row->b, &row->window));
 }
 
 static void bench_pool(const char *what, int64_t n, int64_t c, int64_t size)

@@ -202,7 +202,7 @@ TEST(bits_of_convolutions, .deadline_s = 200)
 static void run_max_pool(const struct bits_case *c)
 {
     CHECK_OK(KERNELS->max_pool2d(c->results[0], c->results[1], c->operands[0], &c->window));
-    CHECK_OK(KERNELS->max_pool2d_grad(c->results[2], c->results[0], c->results[1]));
+    CHECK_OK(KERNELS->max_pool2d_grad(c->results[2], c->results[0], c->results[1], &c->window));
 }
 
 static void run_avg_pool(const struct bits_case *c)

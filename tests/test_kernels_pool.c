@@ -69,7 +69,7 @@ static void check_max(const struct pool_case *p, td_dtype dtype)
     check_close("max_pool2d without indices", other, greatest);
     for (int64_t i = 0; i < td_tensor_numel(out); i++)
         CHECK_EQ(get(indices, i), where[i]);
-    CHECK_OK(KERNELS->max_pool2d_grad(grad_x, grad_y, indices));
+    CHECK_OK(KERNELS->max_pool2d_grad(grad_x, grad_y, indices, &p->window));
     check_close("max_pool2d_grad", grad_x, gradient);
     free(values);
     free(greatest);

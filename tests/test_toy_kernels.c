@@ -54,7 +54,7 @@ static const td_window window = {
     X(conv2d_grad_weight, 1, "f4,3,2,2 f4 f2,4,5,2 f2,3,4,4", t[0], t[1], t[2], t[3], &window,     \
       true)                                                                                        \
     X(max_pool2d, 1, "f2,3,5,2 j2,3,5,2 f2,3,4,4", t[0], t[1], t[2], &window)                      \
-    X(max_pool2d_grad, 1, "f2,3,4,4 f2,3,2,2 j2,3,2,2", t[0], t[1], t[2])                          \
+    X(max_pool2d_grad, 1, "f2,3,4,4 f2,3,2,2 j2,3,2,2", t[0], t[1], t[2], &window)                 \
     X(avg_pool2d, 1, "f2,3,5,2 f2,3,4,4", t[0], t[1], &window)                                     \
     X(avg_pool2d_grad, 1, "f2,3,4,4 f2,3,5,2", t[0], t[1], &window)                                \
     X(adaptive_avg_pool2d, 1, "f2,3,3,2 f2,3,4,4", t[0], t[1])                                     \

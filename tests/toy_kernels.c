@@ -328,7 +328,7 @@ KERNEL_OF_FLOATS(conv2d_grad_weight, grad_w, OUT(grad_w), OUT(grad_bias), IN(gra
                  WINDOW(window), VALUE(bool, accumulate))
 
 KERNEL_OF_FLOATS(max_pool2d, out, OUT(out), OUT(indices), IN(x), WINDOW(window))
-KERNEL_OF_FLOATS(max_pool2d_grad, grad_x, OUT(grad_x), IN(grad_y), IN(indices))
+KERNEL_OF_FLOATS(max_pool2d_grad, grad_x, OUT(grad_x), IN(grad_y), IN(indices), WINDOW(window))
 KERNEL_OF_FLOATS(avg_pool2d, out, OUT(out), IN(x), WINDOW(window))
 KERNEL_OF_FLOATS(avg_pool2d_grad, grad_x, OUT(grad_x), IN(grad_y), WINDOW(window))
 KERNEL_OF_FLOATS(adaptive_avg_pool2d, out, OUT(out), IN(x))

@@ -212,9 +212,10 @@ typedef struct td_kernels {
      *  greatest; of equal elements the first. */
     td_status (*max_pool2d)(td_tensor *out, td_tensor *indices, const td_tensor *x,
                             const td_window *window);
-    /** Also for adaptive_max_pool2d. */
+    /** Also for adaptive_max_pool2d: then window->kernel is 0. The indices suffice to scatter; the window tells those who gather
+     *  which outputs may have a pixel as their maximum. */
     td_status (*max_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y,
-                                 const td_tensor *indices);
+                                 const td_tensor *indices, const td_window *window);
     td_status (*avg_pool2d)(td_tensor *out, const td_tensor *x, const td_window *window);
     td_status (*avg_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y,
                                  const td_window *window);

@@ -1,7 +1,7 @@
 /* Kernels: convolutions of any shape, one result a thread, or a block for the gradient of a weight. cuDNN computes those
  * that it is there for. */
+#include "cuda/channels.h"
 #include "cuda/convolution_args.h"
-#include "cuda/device_code.h"
 
 /* Sums in blocks of this many terms, so that rounding does not grow with the number of terms. */
 enum { CHUNK = 64 };
@@ -107,20 +107,48 @@ template <typename T> __device__ void grad_weight(const convolution_args &args)
     }
 }
 
-/* A block for each filter: the sum of the gradients of its pixels. */
-template <typename T> __device__ void grad_bias(const convolution_args &args)
+/* Adds the bias to what cuDNN has computed. A block has a chunk of a filter's pixels. */
+template <typename T, int N> __device__ void add_bias(const convolution_args &args, int64_t job)
 {
     typedef typename compute<T>::type C;
-    int64_t outputs = args.out[0] * args.out[1];
-    for (int64_t filter = blockIdx.x; filter < args.filters; filter += gridDim.x) {
-        sum_of<C> sum;
-        for (int64_t k = threadIdx.x; k < args.images * outputs; k += blockDim.x)
-            sum.add(load(((const T *)args.y)[(k / outputs * args.filters + filter) * outputs + k % outputs]));
-        C value = reduce_block(sum.value(), C(0), plus_op());
-        T *to = (T *)args.to + filter;
-        if (!threadIdx.x)
-            *to = store<T>(args.accumulate ? value + load(*to) : value);
-    }
+    int64_t filter = job / args.space.chunks, chunk = job % args.space.chunks;
+    C bias = load(((const T *)args.bias)[filter]);
+    for_chunk(args.space, filter, chunk, [&](const int64_t(&at)[CHANNEL_LOADS], int loads) {
+        T y[CHANNEL_LOADS][N];
+#pragma unroll
+        for (int k = 0; k < CHANNEL_LOADS; k++)
+            if (k < loads)
+                read_group(y[k], args.to, at[k], false);
+#pragma unroll
+        for (int k = 0; k < CHANNEL_LOADS; k++)
+            if (k < loads) {
+                for (int e = 0; e < N; e++)
+                    y[k][e] = store<T>(load(y[k][e]) + bias);
+                write_group(args.to, at[k], y[k]);
+            }
+    });
+}
+
+/* The gradient of a bias: the sum of the gradients of its filter's pixels, by a block. */
+template <typename T, int N> __device__ void grad_bias(const convolution_args &args, int64_t filter)
+{
+    typedef typename compute<T>::type C;
+    sum_of<C> sum;
+    for_chunk(args.space, filter, 0, [&](const int64_t(&at)[CHANNEL_LOADS], int loads) {
+        T grad[CHANNEL_LOADS][N];
+#pragma unroll
+        for (int k = 0; k < CHANNEL_LOADS; k++)
+            if (k < loads)
+                read_group(grad[k], args.y, at[k], false);
+#pragma unroll
+        for (int k = 0; k < CHANNEL_LOADS; k++)
+            for (int e = 0; e < N && k < loads; e++)
+                sum.add(load(grad[k][e]));
+    });
+    C value = reduce_block(sum.value(), C(0), plus_op());
+    T *to = (T *)args.to + filter;
+    if (!threadIdx.x)
+        *to = store<T>(args.accumulate ? value + load(*to) : value);
 }
 
 #define CONVOLUTION_KERNELS(name, T)                                                               \
@@ -136,9 +164,19 @@ template <typename T> __device__ void grad_bias(const convolution_args &args)
     {                                                                                              \
         grad_weight<T>(args);                                                                      \
     }                                                                                              \
+    TD_KERNEL(convolve_add_bias_##name, struct convolution_args)                                   \
+    {                                                                                              \
+        with_width<16 / sizeof(T)>(args.space, [&](auto n) {                                       \
+            for (int64_t job = blockIdx.x; job < args.filters * args.space.chunks; job += gridDim.x) \
+                add_bias<T, n.value>(args, job);                                                   \
+        });                                                                                        \
+    }                                                                                              \
     TD_KERNEL_SYNC(convolve_grad_bias_##name, struct convolution_args)                             \
     {                                                                                              \
-        grad_bias<T>(args);                                                                        \
+        with_width<16 / sizeof(T)>(args.space, [&](auto n) {                                       \
+            for (int64_t filter = blockIdx.x; filter < args.filters; filter += gridDim.x)          \
+                grad_bias<T, n.value>(args, filter);                                               \
+        });                                                                                        \
     }
 
 CONVOLUTION_KERNELS(f32, float)

@@ -2,7 +2,7 @@
 #ifndef CONVOLUTION_ARGS_H
 #define CONVOLUTION_ARGS_H
 
-#include "cuda/cuda_args.h"
+#include "cuda/channels_args.h"
 
 /** x [images, channels, in], w [filters, channels / groups, kernel], y [images, filters, out]. */
 struct convolution_args {
@@ -12,8 +12,9 @@ struct convolution_args {
         *bias; /* which of them are read depends on the kernel; bias may be NULL */
     void *to;  /* the result */
     int32_t accumulate;
+    struct channel_space space; /* of y, for the bias */
 };
 
-enum { CONVOLUTION_THREADS = 128 };
+enum { CONVOLUTION_THREADS = 128, CONVOLUTION_BIAS_THREADS = 256, CONVOLUTION_SUM_THREADS = 1024 };
 
 #endif

@@ -69,7 +69,7 @@ td_status td__cuda_max_pool2d(td_tensor *out, td_tensor *indices, const td_tenso
                               const td_window *window);
 td_status td__cuda_adaptive_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x);
 td_status td__cuda_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                   const td_tensor *indices);
+                                   const td_tensor *indices, const td_window *window);
 td_status td__cuda_avg_pool2d(td_tensor *out, const td_tensor *x, const td_window *window);
 td_status td__cuda_avg_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                    const td_window *window);
@@ -111,7 +111,7 @@ td_status td__cuda_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_residu
                                        const td_tensor *sum, const td_tensor *weight,
                                        const td_tensor *mean, const td_tensor *rstd);
 
-/* launch_norms.c */
+/* launch_batch_norm.c */
 td_status td__cuda_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                               const td_tensor *weight, const td_tensor *bias,
                               td_tensor *running_mean, td_tensor *running_var, bool training,

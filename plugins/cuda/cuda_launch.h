@@ -13,6 +13,7 @@
 /* The files of kernels; plugins/cuda/CMakeLists.txt lists them too. */
 #define TD__CUDA_IMAGES(F)                                                                         \
     F(attention)                                                                                   \
+    F(batch_norm)                                                                                  \
     F(binary)                                                                                      \
     F(convolution)                                                                                 \
     F(cross_entropy)                                                                               \
@@ -22,7 +23,6 @@
     F(indices)                                                                                     \
     F(layer_norm)                                                                                  \
     F(losses)                                                                                      \
-    F(norms)                                                                                       \
     F(pooling)                                                                                     \
     F(products)                                                                                    \
     F(random)                                                                                      \

@@ -47,7 +47,7 @@ static td_status pool_backward(td_node *node, enum kind kind, td_tensor *grad_y,
         td_tensor *saved = td_node_saved(node, 0);
         TD_TRY(td__done(saved));
         struct td_tensor indices = as_batch(saved, pool);
-        TD_TRY(kernels->max_pool2d_grad(&into, &grad, &indices));
+        TD_TRY(kernels->max_pool2d_grad(&into, &grad, &indices, &pool->window));
     } else if (kind == AVG) {
         TD_TRY(kernels->avg_pool2d_grad(&into, &grad, &pool->window));
     } else {

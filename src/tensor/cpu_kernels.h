@@ -103,7 +103,7 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
 td_status td__cpu_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x,
                              const td_window *window);
 td_status td__cpu_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                  const td_tensor *indices);
+                                  const td_tensor *indices, const td_window *window);
 td_status td__cpu_adaptive_max_pool2d(td_tensor *out, td_tensor *indices, const td_tensor *x);
 td_status td__cpu_avg_pool2d(td_tensor *out, const td_tensor *x, const td_window *window);
 td_status td__cpu_avg_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,

@@ -213,10 +213,10 @@ static td_status run_max_pool2d(td_tensor *out, td_tensor *indices, const td_ten
 }
 
 static td_status run_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
-                                     const td_tensor *indices)
+                                     const td_tensor *indices, const td_window *window)
 {
     RUN(max_pool2d_grad, NULL, 1, OPERANDS(AT(grad_x), AT(grad_y), AT(indices)), grad_x, grad_y,
-        indices);
+        indices, window);
 }
 
 static td_status run_avg_pool2d(td_tensor *out, const td_tensor *x, const td_window *window)

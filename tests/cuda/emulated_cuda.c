@@ -7,6 +7,7 @@
  *     EMULATED_CUDA_FAIL=NAME:N      the Nth call of a function fails, as do all that follow
  *     EMULATED_CUDA_CAPTURING=1      streams are said to be captured into a graph
  *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first
+ *     EMULATED_CUDA_TRACE=1          what is enqueued, kernels, copies and fills, is listed on standard error
  *     EMULATED_CUDA_NULL=1           kernels, copies inside the device and fills do nothing, and return at once: what is
  *                                    left is the cost of the library on the host */
 #include "emulated_graph.h"
@@ -44,6 +45,15 @@ static bool fails(const char *function)
 #define MAY_FAIL(error)                                                                            \
     if (fails(__func__))                                                                           \
     return error
+
+/* Lists what is enqueued: a kernel, or the function. */
+static void trace(const void *kernel, const char *function)
+{
+    Dl_info info;
+    if (setting("EMULATED_CUDA_TRACE", 0))
+        fprintf(stderr, "enqueued %s\n",
+                kernel && dladdr(kernel, &info) && info.dli_sname ? info.dli_sname : function);
+}
 
 /* ---- Threads of a block ------------------------------------------------------------------------------------ */
 
@@ -246,6 +256,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsi
     if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
         shared_bytes > SHARED || y > 65535 || z > 65535 || extra)
         return CUDA_ERROR_INVALID_VALUE;
+    trace((const void *)function, __func__);
     struct launch launch;
     launch.kernel = (const struct kernel *)function;
     launch.blocks = (struct index){x, y, z};
@@ -480,12 +491,14 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t by
                                      CUstream stream)
 {
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    trace(NULL, __func__);
     return enqueue_copy(stream, (struct copy){(void *)to, from, bytes, 0});
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    trace(NULL, __func__);
     return enqueue_copy(stream, (struct copy){to, (const void *)from, bytes, 0});
 }
 
@@ -495,6 +508,7 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
     if (does_nothing)
         return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
+    trace(NULL, __func__);
     return enqueue_copy(stream, (struct copy){(void *)to, (const void *)from, bytes, 0});
 }
 
@@ -508,6 +522,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
+    trace(NULL, __func__);
     return does_nothing ? CUDA_SUCCESS
                         : enqueue_copy(stream, (struct copy){(void *)to, NULL, bytes, value});
 }
