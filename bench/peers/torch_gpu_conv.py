@@ -97,6 +97,7 @@ def main():
     arguments = parser.parse_args()
     torch.manual_seed(1)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     train(arguments)
     print(f"  peak memory          {peak_mib(arguments.device):10.1f} MiB")
 

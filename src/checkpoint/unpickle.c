@@ -119,7 +119,7 @@ static td_status take(struct td__pickle_machine *machine, size_t size, const uin
 /* An unsigned number of 1, 2, 4 or 8 bytes. */
 static td_status take_number(struct td__pickle_machine *machine, int bytes, uint64_t *number)
 {
-    const uint8_t *data;
+    const uint8_t *data = NULL;
     TD_TRY(take(machine, (size_t)bytes, &data));
     *number = 0;
     for (int i = bytes; i-- > 0;)
@@ -141,8 +141,8 @@ static td_status push_text(struct td__pickle_machine *machine, enum td__pickle_k
 /* A text behind its length of `bytes` bytes. */
 static td_status read_text(struct td__pickle_machine *machine, int bytes)
 {
-    const uint8_t *data;
-    uint64_t size;
+    const uint8_t *data = NULL;
+    uint64_t size = 0;
     TD_TRY(take_number(machine, bytes, &size));
     if (size > SIZE_MAX)
         return td__pickle_damaged(machine, "a text is too long");
@@ -162,8 +162,8 @@ static td_status push_int(struct td__pickle_machine *machine, enum td__pickle_ki
 /* An integer of any length, in two's complement. */
 static td_status read_long(struct td__pickle_machine *machine, int bytes)
 {
-    const uint8_t *data;
-    uint64_t size, number = 0;
+    const uint8_t *data = NULL;
+    uint64_t size = 0, number = 0;
     TD_TRY(take_number(machine, bytes, &size));
     if (size > 8)
         return td_fail(TD_ERR_UNSUPPORTED, "%s has an integer of more than 64 bits", machine->path);
@@ -178,7 +178,7 @@ static td_status read_long(struct td__pickle_machine *machine, int bytes)
 static td_status read_float(struct td__pickle_machine *machine, int detail)
 {
     (void)detail;
-    const uint8_t *data;
+    const uint8_t *data = NULL;
     uint64_t bits = 0;
     TD_TRY(take(machine, 8, &data));
     for (int i = 0; i < 8; i++) /* big-endian */
@@ -223,8 +223,8 @@ static td_status take_line(struct td__pickle_machine *machine, const char **line
 static td_status read_global(struct td__pickle_machine *machine, int detail)
 {
     (void)detail;
-    const char *module, *name;
-    size_t module_size, name_size;
+    const char *module = "", *name = "";
+    size_t module_size = 0, name_size = 0;
     TD_TRY(take_line(machine, &module, &module_size));
     TD_TRY(take_line(machine, &name, &name_size));
     return push_name(machine, module, module_size, name, name_size);
@@ -266,7 +266,7 @@ static td_status read_tuple(struct td__pickle_machine *machine, int detail)
 static td_status read_marked_tuple(struct td__pickle_machine *machine, int detail)
 {
     (void)detail;
-    size_t first;
+    size_t first = 0;
     TD_TRY(find_mark(machine, &first));
     return push_tuple(machine, first, true);
 }
@@ -301,7 +301,7 @@ static td_status set_one(struct td__pickle_machine *machine, int detail)
 
 static td_status extend_marked(struct td__pickle_machine *machine, int kind)
 {
-    size_t first;
+    size_t first = 0;
     TD_TRY(find_mark(machine, &first));
     return extend(machine, first, 2, (enum td__pickle_kind)kind);
 }
@@ -331,14 +331,14 @@ static td_status remember(struct td__pickle_machine *machine, uint64_t index)
 
 static td_status remember_at(struct td__pickle_machine *machine, int bytes)
 {
-    uint64_t index;
+    uint64_t index = 0;
     TD_TRY(take_number(machine, bytes, &index));
     return remember(machine, index);
 }
 
 static td_status recall(struct td__pickle_machine *machine, int bytes)
 {
-    uint64_t index;
+    uint64_t index = 0;
     TD_TRY(take_number(machine, bytes, &index));
     if (index >= machine->memo_size || !machine->memo[index])
         return td__pickle_damaged(machine, "it refers to a value that is not there");
@@ -388,7 +388,7 @@ static td_status persistent(struct td__pickle_machine *machine, int detail)
 
 static td_status skip(struct td__pickle_machine *machine, int detail)
 {
-    const uint8_t *data;
+    const uint8_t *data = NULL;
     return take(machine, (size_t)detail, &data);
 }
 
@@ -428,7 +428,7 @@ static td_status push_bool(struct td__pickle_machine *machine, int value)
 
 static td_status read_int(struct td__pickle_machine *machine, int bytes)
 {
-    uint64_t number;
+    uint64_t number = 0;
     TD_TRY(take_number(machine, bytes, &number));
     return push_int(machine, TD__PICKLE_INT, bytes == 4 ? (int32_t)number : (int64_t)number);
 }

@@ -49,6 +49,9 @@ static bool run_mlp(const td_module *module, int i, const td_tensor_list *x, td_
     if (i + 3 > module->child_count || x->count != 1 || !td__is_linear(at[0].module) ||
         !td__is_gelu_tanh(at[1].module) || !td__is_linear(at[2].module))
         return false;
+    for (int k = 0; k < 3; k++)
+        if (td__module_is_hooked(at[k].module))
+            return false;
     td_tensor *w1 = td_param(at[0].module, 0), *b1 = td_param(at[0].module, 1);
     td_tensor *w2 = td_param(at[2].module, 0), *b2 = td_param(at[2].module, 1);
     if (!td__mlp_fits(x->at[0], w1, b1, w2, b2))
