@@ -33,7 +33,7 @@ ARITHMETIC = {
     3: ("last row", "transfers"),
     4: ("odd sizes", "transfers"),
     5: ("no strides", "expand expand_grad full streams equal dropout dropout2d uniform_ normal_ bernoulli_ random_ "
-        "random_range_ sgd adam adamw clip_grad_norm_ clip_grad_value_"),  # their operands are contiguous, or none
+        "random_range_ sgd adam adamw clip_grad_norm_ clip_grad_value_ cross_entropy_rows"),  # their operands are contiguous, or none
 }
 
 program, plugins, source = sys.argv[1], sys.argv[2], Path(sys.argv[3])

@@ -49,6 +49,8 @@ static const td_window window = {
     X(matmul, 1, "f4,6 f4,5 f5,6", t[0], t[1], t[2], 0.5, true)                                    \
     X(linear, 1, "f4,6 f4,5 f6,5 f6", t[0], t[1], t[2], t[3])                                      \
     X(linear, 2, "f4,6 f4,5 f6,5", t[0], t[1], t[2], NULL)                                         \
+    X(linear_gelu, 1, "f4,6 f4,6 f4,5 f6,5 f6", t[0], t[1], t[2], t[3], t[4])                      \
+    X(linear_gelu_grad, 1, "f4,6 f1,6 f4,3 f3,6 f4,6", t[0], t[1], t[2], t[3], t[4])               \
     X(conv2d, 1, "f2,4,5,2 f2,3,4,4 f4,3,2,2 f4", t[0], t[1], t[2], t[3], &window)                 \
     X(conv2d_grad_input, 1, "f2,3,4,4 f2,4,5,2 f4,3,2,2", t[0], t[1], t[2], &window)               \
     X(conv2d_grad_weight, 1, "f4,3,2,2 f4 f2,4,5,2 f2,3,4,4", t[0], t[1], t[2], t[3], &window,     \

@@ -52,7 +52,7 @@ static td_status multiply_as_it_is(const struct product_args *args, td_tensor *o
     return td__cuda_launch(&kernels[dtype], out, grid, args);
 }
 
-static td_status multiply(const struct product_args *args, td_tensor *out)
+td_status td__cuda_multiply(const struct product_args *args, td_tensor *out)
 {
     if (td_tensor_dtype(out) > TD_BF16)
         return td__cuda_unsupported();
@@ -83,12 +83,12 @@ td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b
         .alpha = alpha,
     };
     add_batch(&args, (const td_tensor *const[]){out, a, b});
-    return multiply(&args, out);
+    return td__cuda_multiply(&args, out);
 }
 
 /* out [N, O] = x [N, I] w^T [O, I] + bias. */
-static struct product_args linear_args(td_tensor *out, const td_tensor *x, const td_tensor *w,
-                                       const td_tensor *bias)
+struct product_args td__cuda_linear_args(td_tensor *out, const td_tensor *x, const td_tensor *w,
+                                         const td_tensor *bias)
 {
     int64_t inner = td_tensor_size(x, 1), outer = td_tensor_size(w, 0);
     return (struct product_args){
@@ -112,65 +112,6 @@ static struct product_args linear_args(td_tensor *out, const td_tensor *x, const
 td_status td__cuda_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
                           const td_tensor *bias)
 {
-    struct product_args args = linear_args(out, x, w, bias);
-    return multiply(&args, out);
-}
-
-/* ---- Linear layers with a GELU between them -------------------------------------------------------------------------- */
-
-/* Whether cuBLASLt may compute it: what it writes beside the product must lie as it asks for. */
-static bool takes_epilogue(const td_tensor *out)
-{
-    enum { GROUP = 8 };
-    td_dtype dtype = td_tensor_dtype(out);
-    return (dtype == TD_F16 || dtype == TD_BF16) && td_tensor_size(out, 1) % GROUP == 0 &&
-           td_tensor_size(out, 0);
-}
-
-td_status td__cuda_linear_gelu(td_tensor *out, td_tensor *pre, const td_tensor *x,
-                               const td_tensor *w, const td_tensor *bias)
-{
-    struct product_args args = linear_args(out, x, w, bias);
-    struct lt_extra extra = {.kind = LT_GELU, .aux = td_tensor_data(pre)};
-    bool done = false;
-    td_status status = takes_epilogue(out) ? td__lt_multiply(&args, &extra, out, &done) : TD_OK;
-    if (status || done)
-        return status;
-    status = td__cuda_linear(pre, x, w, bias);
-    return status ? status : td__cuda_unary(TD_UNARY_GELU_TANH, out, pre);
-}
-
-td_status td__cuda_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,
-                                    const td_tensor *grad_y, const td_tensor *w,
-                                    const td_tensor *pre)
-{
-    int64_t inner = td_tensor_size(grad_y, 1), outer = td_tensor_size(grad_pre, 1);
-    struct product_args args = {
-        .a = td_tensor_data(grad_y),
-        .b = td_tensor_data(w),
-        .out = td_tensor_data(grad_pre),
-        .m = td_tensor_size(grad_pre, 0),
-        .n = outer,
-        .k = inner,
-        .a_row = inner,
-        .a_column = 1,
-        .b_row = outer,
-        .b_column = 1,
-        .out_row = outer,
-        .batches = 1,
-        .alpha = 1,
-    };
-    struct lt_extra extra = {.kind = LT_GELU_GRAD,
-                             .aux = td_tensor_data(pre),
-                             .grad_bias = grad_bias ? td_tensor_data(grad_bias) : NULL};
-    bool done = false;
-    td_status status = takes_epilogue(grad_pre) ? td__lt_multiply(&args, &extra, grad_pre, &done)
-                                                : TD_OK;
-    if (status || done)
-        return status;
-    status = multiply(&args, grad_pre);
-    if (!status)
-        status = td__cuda_unary_grad(TD_UNARY_GELU_TANH, grad_pre, grad_pre, pre);
-    return status || !grad_bias ? status
-                                : td__cuda_reduce(TD_REDUCE_KIND_SUM, grad_bias, grad_pre, 1u << 0);
+    struct product_args args = td__cuda_linear_args(out, x, w, bias);
+    return td__cuda_multiply(&args, out);
 }

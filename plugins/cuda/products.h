@@ -16,6 +16,13 @@ struct lt_extra {
     void *grad_bias;
 };
 
+/** Computes a product in the way that suits it. */
+td_status td__cuda_multiply(const struct product_args *args, td_tensor *out);
+
+/** out [N, O] = x [N, I] w^T [O, I] + bias. */
+struct product_args td__cuda_linear_args(td_tensor *out, const td_tensor *x, const td_tensor *w,
+                                         const td_tensor *bias);
+
 /** Computes a product by cuBLASLt. *done: false where the library is not there, or does not take the strides; nothing
  *  was enqueued then. `extra` may be NULL; otherwise there is no batch. */
 td_status td__lt_multiply(const struct product_args *args, const struct lt_extra *extra,
