@@ -77,21 +77,6 @@ typedef struct td_backend_context {
 
 typedef td_status (*td_collective_fn)(void *self, const td_call *call);
 
-/** Functions of a backend for td_group_split(), which all ranks of the parent call, behind its last collective. */
-typedef struct td_backend_split {
-    /** Whether the parent can be split now. It is split if all ranks say so. Must not block. */
-    bool (*is_ready)(void *self);
-
-    /** Splits it, on all ranks: those of one color, 0 and above, make one group, in the order of `key` and then of the
-     *  rank; a rank with -1 is in none. May wait for the others, up to `timeout_ms`. A failure breaks the parent. */
-    td_status (*split)(void *self, int color, int key, int64_t timeout_ms, void **made);
-
-    /** Gives `made` to the new group. NULL for `self`: there is none, and it is freed. */
-    td_status (*adopt)(void *self, void *made);
-
-    void *reserved[4]; /* must be zero */
-} td_backend_split;
-
 typedef struct td_backend_ops {
     /** Makes what serves one group: *self is handed to all others. It must not wait for other ranks
      *  longer than the timeout, and may well not wait at all. `context` lives as long as the group.
@@ -180,9 +165,6 @@ typedef struct td_backend_ops {
      *  NULL: host memory, "cpu", only. A group whose backend was not chosen uses, for a kind of device, the backend
      *  that was registered last and names it. */
     const char *const *devices;
-
-    /** Makes the groups of td_group_split() out of the parent. NULL: they begin as other groups do. */
-    const td_backend_split *split;
 
     void *reserved[4]; /* must be zero */
 } td_backend_ops;

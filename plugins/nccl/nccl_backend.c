@@ -221,7 +221,6 @@ static const td_backend_ops ops = {
     .verify = verify,
     .has_uneven = true,
     .devices = devices,
-    .split = &nccl_split,
 };
 
 /* TANDEM_NCCL_KIND is for tests, with a library that is not NCCL. */

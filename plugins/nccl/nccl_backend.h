@@ -157,12 +157,6 @@ void *nccl_stream(const struct nccl_group *group, td_stream *stream);
 /** The channel of a call, created if there is none; NULL, with td_fail(). With the lock. */
 struct nccl_channel *nccl_channel_of(struct nccl_group *group, const td_call *call);
 
-/** Adds a channel; -1, -1: that of the collectives. NULL, with td_fail(). With the lock. */
-struct nccl_channel *nccl_channel_add(struct nccl_group *group, int source, int target);
-
-/** td_fail() for a result of NCCL, in a call or in the life of the communicator, NULL. */
-td_status nccl_fail_result(const struct nccl_channel *channel, const td_call *call, int result);
-
 /** Enqueues what can be enqueued; calls that are over are added to `done`. With the lock. */
 void nccl_channel_pump(struct nccl_channel *channel, struct nccl_list *done);
 
@@ -194,10 +188,6 @@ td_status nccl_failure(const struct nccl_group *group);
 
 /** Aborts everything, once, on the worker (nccl_abort.c). */
 void nccl_abort_all(struct nccl_group *group);
-
-/* ---- Splitting (nccl_split.c) ----------------------------------------------------------------------- */
-
-extern const td_backend_split nccl_split;
 
 /* ---- The log of messages (nccl_message_log.c) ------------------------------------------------------- */
 

@@ -23,7 +23,7 @@ static bool is_message(const td_call *call)
     return call->kind == TD_OP_SEND || call->kind == TD_OP_RECV;
 }
 
-struct nccl_channel *nccl_channel_add(struct nccl_group *group, int source, int target)
+static struct nccl_channel *add_channel(struct nccl_group *group, int source, int target)
 {
     const td_backend_context *context = group->context;
     struct nccl_channel *channel = calloc(1, sizeof *channel);
@@ -57,7 +57,7 @@ struct nccl_channel *nccl_channel_of(struct nccl_group *group, const td_call *ca
     struct nccl_channel *channel = group->channels;
     while (channel && (channel->source != source || channel->target != target))
         channel = channel->next;
-    return channel ? channel : nccl_channel_add(group, source, target);
+    return channel ? channel : add_channel(group, source, target);
 }
 
 /* ---- Errors ----------------------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ static const char *describe(const struct nccl_channel *channel, const td_call *c
     return text;
 }
 
-td_status nccl_fail_result(const struct nccl_channel *channel, const td_call *call, int result)
+static td_status fail_result(const struct nccl_channel *channel, const td_call *call, int result)
 {
     char what[160], text[600];
     if (result < 0)
@@ -135,7 +135,7 @@ static td_status issue(struct nccl_channel *channel)
     const td_call *last = channel->queue.first->call;
     int result = nccl.ncclGroupStart(), one = NCCL_OK;
     if (result != NCCL_OK)
-        return nccl_fail_result(channel, last, result);
+        return fail_result(channel, last, result);
     while ((pending = channel->queue.first) && !pending->batch) {
         nccl_list_add(&channel->issued, nccl_list_take(&channel->queue));
         one = nccl_run_call(channel, pending);
@@ -147,7 +147,7 @@ static td_status issue(struct nccl_channel *channel)
     if (one != NCCL_OK)
         result = one;
     if (result != NCCL_OK && result != NCCL_IN_PROGRESS)
-        return nccl_fail_result(channel, last, result);
+        return fail_result(channel, last, result);
     if (result == NCCL_IN_PROGRESS)
         channel->state = NCCL_BUSY;
     return TD_OK;
@@ -219,7 +219,7 @@ static td_status find_id(struct nccl_channel *channel, struct nccl_id *id, bool 
     if (channel->rank == 0) {
         int result = nccl.ncclGetUniqueId(id);
         return result == NCCL_OK ? td_store_set(store, key, id, sizeof *id)
-                                 : nccl_fail_result(channel, NULL, result);
+                                 : fail_result(channel, NULL, result);
     }
     td_bytes value = {0};
     td_status status = td_store_check(store, keys, 1, found);
@@ -249,7 +249,7 @@ static td_status join(struct nccl_channel *channel, td_stream *stream)
     nccl_use_device_of(nccl_stream(channel->group, stream));
     int result = nccl.ncclCommInitRankConfig(&comm, channel->size, id, channel->rank, &config);
     if (result != NCCL_OK && result != NCCL_IN_PROGRESS)
-        return nccl_fail_result(channel, NULL, result);
+        return fail_result(channel, NULL, result);
     pthread_mutex_lock(&channel->group->lock);
     channel->comm = comm;
     channel->state = NCCL_JOINING;
@@ -266,7 +266,7 @@ static td_status poll_comm(struct nccl_channel *channel, struct nccl_list *done)
         result = state;
     if (result == NCCL_IN_PROGRESS)
         return TD_OK;
-    td_status status = result == NCCL_OK ? TD_OK : nccl_fail_result(channel, call, result);
+    td_status status = result == NCCL_OK ? TD_OK : fail_result(channel, call, result);
     if (!status)
         channel->state = NCCL_READY;
     end_issued(channel, status, done);

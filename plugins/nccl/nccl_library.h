@@ -80,8 +80,6 @@ struct nccl_config {
 
 #define NCCL_NEWER_FUNCTIONS(X)                                                                    \
     X(ncclCommRevoke, (struct nccl_comm * comm, int flags))                                        \
-    X(ncclCommSplit, (struct nccl_comm * comm, int color, int key, struct nccl_comm **made,        \
-                      struct nccl_config *config))                                                 \
     X(ncclAlltoAll,                                                                                \
       (const void *in, void *out, size_t count, int type, struct nccl_comm *comm, void *stream))   \
     X(ncclGather, (const void *in, void *out, size_t count, int type, int root,                    \

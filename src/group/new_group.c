@@ -141,7 +141,6 @@ td_status td_new_subgroups(int group_size, const td_group_options *options, td_g
 
 struct split_key {
     int32_t color, key;
-    int32_t ready; /* a backend of a device can be split off */
 };
 
 static int compare_members(const void *a, const void *b)
@@ -150,77 +149,34 @@ static int compare_members(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-static td_status exchange_keys(td_group *parent, struct split_key *own, struct split_key *keys)
-{
-    return td__group_call(parent,
-                          &(struct td__operation){.call = {.kind = TD_OP_ALL_GATHER,
-                                                           .input = own,
-                                                           .output = keys,
-                                                           .count = 3,
-                                                           .dtype = TD_I32,
-                                                           .detail = TD__DETAIL_SPLIT}},
-                          -1, NULL);
-}
-
-/* The ranks of a color, in their order. Returns how many. */
-static int members_of(const td_group *parent, const struct split_key *keys, int color,
-                      int64_t *order, int *ranks)
-{
-    int count = 0;
-    for (int i = 0; i < parent->size; i++)
-        if (keys[i].color == color)
-            order[count++] = ((int64_t)keys[i].key + INT32_MAX + 1) << 31 | i;
-    qsort(order, (size_t)count, sizeof *order, compare_members);
-    for (int i = 0; i < count; i++)
-        ranks[i] = parent->ranks[order[i] & INT32_MAX];
-    return count;
-}
-
-static bool all_ready(const td_group *parent, const struct split_key *keys)
-{
-    bool ready = true;
-    for (int i = 0; i < parent->size; i++)
-        ready = ready && keys[i].ready;
-    return ready;
-}
-
-/* What a backend of the parent has split off for this rank. */
-static td_status split_backend(td_group *parent, const struct td__kind_part *kind,
-                               const struct split_key *own, void **made)
-{
-    const struct td__part *part = kind->part;
-    td_status status = part->ops->split->split(part->self, own->color < 0 ? -1 : own->color,
-                                               own->key, td__call_timeout(parent), made);
-    if (status)
-        td__group_break(parent, status);
-    return status;
-}
-
 static td_status split(td_group *parent, int color, int key, const td_group_options *options,
                        td_group **group)
 {
     size_t size = (size_t)parent->size;
-    const struct td__kind_part *kind = td__parts_splittable(parent, options);
-    struct split_key own = {color, key, kind != NULL}, *keys = malloc(size * sizeof *keys);
+    struct split_key own = {color, key}, *keys = malloc(size * sizeof *keys);
     int64_t *order = malloc(size * sizeof *order);
-    int *ranks = malloc(size * sizeof *ranks);
-    void *made = NULL;
-    td_group *child = NULL;
+    int *ranks = malloc(size * sizeof *ranks), count = 0;
     td_status status = keys && order && ranks ? TD_OK : td__fail_nomem("td_group_split");
     if (!status)
-        status = exchange_keys(parent, &own, keys);
-    bool splits = !status && all_ready(parent, keys);
-    if (splits)
-        status = split_backend(parent, kind, &own, &made);
-    if (!status && color >= 0)
-        status = td__group_add(parent->root, ranks, members_of(parent, keys, color, order, ranks),
-                               NULL, options, &child);
-    if (splits && made) {
-        td_status adopted = td__parts_adopt(child, kind, made);
-        status = status ? status : adopted;
+        status = td__group_call(parent,
+                                &(struct td__operation){.call = {.kind = TD_OP_ALL_GATHER,
+                                                                 .input = &own,
+                                                                 .output = keys,
+                                                                 .count = 2,
+                                                                 .dtype = TD_I32,
+                                                                 .detail = TD__DETAIL_SPLIT}},
+                                -1, NULL);
+    for (int i = 0; i < parent->size && !status; i++)
+        if (keys[i].color == color)
+            order[count++] = ((int64_t)keys[i].key + INT32_MAX + 1) << 31 | i;
+    if (!status && color >= 0) {
+        qsort(order, (size_t)count, sizeof *order, compare_members);
+        for (int i = 0; i < count; i++)
+            ranks[i] = parent->ranks[order[i] & INT32_MAX];
+        status = td__group_add(parent->root, ranks, count, NULL, options, group);
+    } else if (!status) {
+        *group = NULL;
     }
-    if (!status)
-        *group = child;
     free(keys);
     free(order);
     free(ranks);

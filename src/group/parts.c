@@ -346,54 +346,13 @@ static td_status find_for_kind(td_group *group, const td_call *call, const char 
     return td__backend_takes(found->ops, kind) ? TD_OK : fail_kind(group, call);
 }
 
-static struct td__part *part_of_kind(td_group *group, const char *kind)
-{
-    struct td__kind_part *at = atomic_load_explicit(&group->kinds, memory_order_acquire);
-    while (at && strcmp(at->kind, kind) != 0)
-        at = at->next;
-    return at ? at->part : NULL;
-}
-
 struct td__part *td__part_of_device(td_group *group, const td_device *device)
 {
-    return part_of_kind(group, device->kind_name);
-}
-
-/* ---- td_group_split() ------------------------------------------------------------------------------------- */
-
-const struct td__kind_part *td__parts_splittable(td_group *group, const td_group_options *options)
-{
-    const struct td__kind_part *kind = atomic_load_explicit(&group->kinds, memory_order_acquire);
-    bool same = !options->backend || (group->chosen && !strcmp(options->backend, group->chosen));
-    while (kind && !(kind->part->ops->split && kind->part->ops->split->is_ready(kind->part->self)))
+    struct td__kind_part *kind = atomic_load_explicit(&group->kinds, memory_order_acquire);
+    while (kind && strcmp(kind->kind, device->kind_name) != 0)
         kind = kind->next;
-    return same ? kind : NULL;
+    return kind ? kind->part : NULL;
 }
-
-td_status td__parts_adopt(td_group *group, const struct td__kind_part *from, void *made)
-{
-    const td_backend_ops *ops = from->part->ops;
-    struct td__backend_found found = {.ops = ops, .name = from->part->name};
-    td_status status = TD_OK;
-    if (!group)
-        return ops->split->adopt(NULL, made);
-    pthread_mutex_lock(&group->parts_lock);
-    struct td__part *part = part_of_kind(group, from->kind);
-    if (!part)
-        status = td__backend_find(found.name, &found);
-    if (!part && !status)
-        status = add_kind(group, from->kind, &found);
-    if (!part && !status)
-        part = part_of_kind(group, from->kind);
-    pthread_mutex_unlock(&group->parts_lock);
-    if (status || part->ops != ops) {
-        ops->split->adopt(NULL, made);
-        return status;
-    }
-    return ops->split->adopt(part->self, made);
-}
-
-/* ---- Streams ------------------------------------------------------------------------------------------------ */
 
 static struct td__part_streams *streams_of(struct td__part *part, const td_device *device, int lane)
 {

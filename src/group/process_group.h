@@ -105,12 +105,6 @@ void td__parts_free(td_group *group);
  *  with the last error set, if there is none. */
 struct td__part *td__part_prepare(td_group *group, td_call *call);
 
-/** The kind of devices whose backend can be split off for a group with these options, of td_group_split(); NULL: none. */
-const struct td__kind_part *td__parts_splittable(td_group *group, const td_group_options *options);
-
-/** Gives what a backend of the parent has split off to the new group, or to none, NULL. */
-td_status td__parts_adopt(td_group *group, const struct td__kind_part *from, void *made);
-
 /** The backend of a kind for a group that has chosen none; may load a plug-in (default_backend.c). TD_ERR_MISMATCH where
  *  another rank has another one, with *other_rank, a rank of the root. */
 td_status td__default_backend(const td_group *group, const char *kind,

@@ -26,12 +26,12 @@ struct config {
 };
 
 const struct fake_device *fake_device;
-static atomic_int live, failure, splits;
+static atomic_int live, failure;
 static atomic_int running; /* jobs on streams, of all communicators */
 
 API fake_use_fn fake_nccl_use;
 API fake_fail_fn fake_nccl_fail;
-API fake_live_fn fake_nccl_live, fake_nccl_splits;
+API fake_live_fn fake_nccl_live;
 
 void fake_nccl_use(const struct fake_device *device)
 {
@@ -46,11 +46,6 @@ void fake_nccl_fail(int result)
 int fake_nccl_live(void)
 {
     return atomic_load(&live);
-}
-
-int fake_nccl_splits(void)
-{
-    return atomic_load(&splits);
 }
 
 static int number_of(const char *variable, int otherwise)
@@ -126,28 +121,6 @@ static void release(struct fake_comm *comm)
     atomic_fetch_sub(&live, 1);
 }
 
-/* Maps the file of its path; frees it on failure. */
-static bool attach(struct fake_comm *comm)
-{
-    comm->shared = map_file(comm->path);
-    if (!comm->shared) {
-        free(comm);
-        return false;
-    }
-    atomic_store(&comm->refs, 1);
-    atomic_fetch_add(&comm->shared->attached, 1);
-    atomic_fetch_add(&live, 1);
-    return true;
-}
-
-static bool has_joined(struct fake_comm *comm)
-{
-    comm->joined = atomic_load(&comm->shared->attached) == comm->size;
-    if (comm->joined && comm->rank == 0)
-        unlink(comm->path);
-    return comm->joined;
-}
-
 #ifdef FAKE_WITHOUT_CONFIG
 #define ncclCommInitRankConfig ncclHasAnotherName
 #endif
@@ -163,10 +136,16 @@ FUNCTION(ncclCommInitRankConfig,
         return INVALID_ARGUMENT;
     }
     snprintf(comm->path, sizeof comm->path, "%s/%.100s", directory, id.bytes);
+    comm->shared = map_file(comm->path);
+    if (!comm->shared) {
+        free(comm);
+        return SYSTEM_ERROR;
+    }
     comm->rank = rank;
     comm->size = size;
-    if (!attach(comm))
-        return SYSTEM_ERROR;
+    atomic_store(&comm->refs, 1);
+    atomic_fetch_add(&comm->shared->attached, 1);
+    atomic_fetch_add(&live, 1);
     *out = comm;
     return IN_PROGRESS;
 }
@@ -180,38 +159,6 @@ static int enqueue(struct fake_job *job)
                                                                                : SUCCESS;
 }
 
-/* The rank's place among those of its color: by keys, then by ranks. */
-static struct fake_comm *make_child(const struct fake_comm *comm)
-{
-    const int *colors = comm->shared->colors[comm->splits % 2];
-    const int *keys = comm->shared->keys[comm->splits % 2];
-    struct fake_comm *child = calloc(1, sizeof *child);
-    for (int r = 0; r < comm->size; r++) {
-        bool before = keys[r] < keys[comm->rank] || (keys[r] == keys[comm->rank] && r < comm->rank);
-        if (colors[r] == colors[comm->rank])
-            child->size++, child->rank += before;
-    }
-    snprintf(child->path, sizeof child->path, "%.400s.%d.%d", comm->path, (int)comm->splits,
-             colors[comm->rank]);
-    return attach(child) ? child : NULL;
-}
-
-static int go_on_splitting(struct fake_comm *comm)
-{
-    for (int r = 0; r < comm->size; r++)
-        if (atomic_load(&comm->shared->split[r]) < comm->splits)
-            return IN_PROGRESS;
-    bool in_none = comm->shared->colors[comm->splits % 2][comm->rank] < 0;
-    if (!in_none && !comm->child && !(comm->child = make_child(comm)))
-        return SYSTEM_ERROR;
-    if (!in_none && !has_joined(comm->child))
-        return IN_PROGRESS;
-    *comm->made = comm->child;
-    comm->child = NULL;
-    comm->made = NULL;
-    return SUCCESS;
-}
-
 FUNCTION(ncclCommGetAsyncError, (struct fake_comm * comm, int *state))
 {
     fake_jitter();
@@ -219,10 +166,10 @@ FUNCTION(ncclCommGetAsyncError, (struct fake_comm * comm, int *state))
     if (*state)
         return SUCCESS;
     if (!comm->joined) {
-        has_joined(comm);
+        comm->joined = atomic_load(&comm->shared->attached) == comm->size;
+        if (comm->joined && comm->rank == 0)
+            unlink(comm->path);
         *state = IN_PROGRESS;
-    } else if (comm->made) {
-        *state = go_on_splitting(comm);
     } else if (comm->deferred && comm->polls-- > 0) {
         *state = IN_PROGRESS;
     } else if (comm->deferred) {
@@ -379,8 +326,7 @@ FUNCTION(ncclGroupEnd, (void))
 
 static int add(struct fake_comm *comm, void *stream, struct fake_op op, const void *in, void *out)
 {
-    if (!comm->joined || comm->deferred || comm->made || comm->finalizing ||
-        atomic_load(&comm->aborted))
+    if (!comm->joined || comm->deferred || comm->finalizing || atomic_load(&comm->aborted))
         return INVALID_USAGE;
     if (op.label.kind < SEND && op.in_bytes > AREA_BYTES)
         return INVALID_ARGUMENT;
@@ -461,21 +407,6 @@ FUNCTION(ncclRecv,
 }
 
 #ifndef FAKE_WITHOUT_NEWER
-FUNCTION(ncclCommSplit, (struct fake_comm * comm, int color, int key, struct fake_comm **made,
-                         struct config *config))
-{
-    fake_jitter();
-    if (!comm->joined || comm->deferred || comm->made || config)
-        return INVALID_USAGE;
-    comm->splits++;
-    comm->shared->colors[comm->splits % 2][comm->rank] = color;
-    comm->shared->keys[comm->splits % 2][comm->rank] = key;
-    comm->made = made;
-    atomic_store(&comm->shared->split[comm->rank], comm->splits);
-    atomic_fetch_add(&splits, color >= 0);
-    return IN_PROGRESS;
-}
-
 FUNCTION(ncclAlltoAll,
          (const void *in, void *out, size_t count, int type, struct fake_comm *comm, void *stream))
 {

@@ -29,9 +29,7 @@ struct fake_device {
 /* Symbols of the library, for dlsym(). */
 typedef void fake_use_fn(const struct fake_device *device); /* "fake_nccl_use" */
 typedef void
-fake_fail_fn(int result); /* "fake_nccl_fail": reported by all communicators from now on */
-typedef int fake_live_fn(
-    void); /* "fake_nccl_live": communicators that were not freed; "fake_nccl_splits": those that
-                                   ncclCommSplit() has made */
+fake_fail_fn(int result);       /* "fake_nccl_fail": reported by all communicators from now on */
+typedef int fake_live_fn(void); /* "fake_nccl_live": communicators that were not freed */
 
 #endif

@@ -38,8 +38,6 @@ struct fake_box { /* from one rank to another: one chunk at a time */
 
 struct fake_shared {
     atomic_int attached;
-    _Atomic uint64_t split[RANKS];                    /* the number of the last ncclCommSplit() */
-    int colors[2][RANKS], keys[2][RANKS];             /* of those with even and with odd numbers */
     _Atomic uint64_t arrived[RANKS], finished[RANKS]; /* the number of the last collective */
     struct fake_label labels[RANKS];
     struct fake_box boxes[RANKS][RANKS];
@@ -57,9 +55,6 @@ struct fake_comm {
     uint64_t collectives;
     double factors[OPS];
     bool used[OPS];
-    uint64_t splits;
-    struct fake_comm **made;   /* where the result of the last split is wanted */
-    struct fake_comm *child;   /* it, until all have joined it */
     struct fake_job *deferred; /* of a group call that is in progress … */
     int polls;                 /* … for so many more looks */
 };

@@ -125,11 +125,6 @@ int nccl_fake_live(void)
     return fake ? ((fake_live_fn *)dlsym(fake, "fake_nccl_live"))() : 0;
 }
 
-int nccl_fake_splits(void)
-{
-    return fake ? ((fake_live_fn *)dlsym(fake, "fake_nccl_splits"))() : 0;
-}
-
 void nccl_fake_fail(int result)
 {
     ((fake_fail_fn *)dlsym(fake, "fake_nccl_fail"))(result);

@@ -36,6 +36,5 @@ const char *nccl_backends(void);
 /** Functions of the fake, see fake_nccl.h; 0 communicators of the real one. */
 void nccl_fake_fail(int result);
 int nccl_fake_live(void);
-int nccl_fake_splits(void);
 
 #endif

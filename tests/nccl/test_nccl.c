@@ -460,52 +460,6 @@ RANKS(groups, .ranks = 4, .deadline_s = 60)
     nccl_end();
 }
 
-/* A communicator that is ready on all ranks is split; the parts are in the order of the keys. */
-static void split_off(bool is_split)
-{
-    nccl_begin(60000);
-    int rank = td_get_rank(NULL);
-    td_group *first, *second, *none;
-    CHECK_OK(
-        td_group_split(NULL, rank % 2, 0, NULL, &first)); /* no call was made: nothing is ready */
-    CHECK_EQ(nccl_fake_splits(), 0);
-    check_all(10, false, true);
-    CHECK_OK(td_device_synchronize(nccl_device()));
-    CHECK_OK(td_group_split(NULL, rank < 3 ? 5 : -1, -rank, NULL, &second));
-    CHECK_EQ(second != NULL, rank < 3);
-    if (!nccl_is_real())
-        CHECK_EQ(nccl_fake_splits(), is_split && rank < 3);
-    if (second)
-        CHECK_EQ(td_get_rank(second), 2 - rank);
-    for (int i = 0; i < 2; i++) {
-        group = i ? first : second;
-        if (group)
-            check_all(33, false, i);
-    }
-    group = NULL;
-    check_all(7, false, false);
-    CHECK_OK(td_group_split(NULL, rank % 2, 0,
-                            &(td_group_options){.backend = rank ? NULL : "native"},
-                            &none)); /* one rank has other backends */
-    if (!nccl_is_real())
-        CHECK_EQ(nccl_fake_splits(), is_split && rank < 3);
-    CHECK_OK(td_group_destroy(none));
-    CHECK_OK(td_group_destroy(second));
-    CHECK_OK(td_group_destroy(first));
-    nccl_end();
-}
-
-RANKS(communicators_are_split, .ranks = 4, .deadline_s = 60)
-{
-    split_off(true);
-}
-
-RANKS(communicators_of_an_old_library, .ranks = 4, .deadline_s = 60)
-{
-    nccl_choose("old");
-    split_off(false);
-}
-
 /* The tensors are released, and their memory is wanted again, while calls are under way. */
 RANKS(memory_in_flight_is_kept, .ranks = 2)
 {
