@@ -352,6 +352,14 @@ TEST(the_page_has_the_table)
 
 /* A scope of one kind leaves the others as they are. */
 /* The loss of logits in 16 bits, and their gradient, are those of casts to f32, bit for bit. */
+/* The same bits; on accelerators, which may have another exponential for halves, nearly so. */
+static bool same_values(td_tensor *a, td_tensor *b, double tolerance)
+{
+    if (!strcmp(td_device_kind(NULL), "cpu"))
+        return td_item(td_all(td_eq(a, b))) == 1;
+    return td_allclose(td_to_dtype(a, TD_F32), td_to_dtype(b, TD_F32), tolerance, 1e-6);
+}
+
 TEST(cross_entropy_reads_halves)
 {
     static const td_dtype halves[] = {TD_F16, TD_BF16};
@@ -371,11 +379,11 @@ TEST(cross_entropy_reads_halves)
         }
         td_tensor *expected = td_cross_entropy_with(td_to_dtype(same, TD_F32), target, &options);
         CHECK_EQ(td_tensor_dtype(loss), TD_F32);
-        CHECK(td_item(td_all(td_eq(loss, expected))) == 1);
+        CHECK(same_values(loss, expected, 1e-6));
         CHECK_OK(td_backward(td_sum(loss)));
         CHECK_OK(td_backward(td_sum(expected)));
         CHECK_EQ(td_tensor_dtype(td_tensor_grad(x)), halves[i / 2]);
-        CHECK(td_item(td_all(td_eq(td_tensor_grad(x), td_tensor_grad(same)))) == 1);
+        CHECK(same_values(td_tensor_grad(x), td_tensor_grad(same), 1e-2));
     }
 }
 
