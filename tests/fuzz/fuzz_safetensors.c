@@ -27,14 +27,7 @@ static void check(bool condition)
 
 static td_state *read_file(const void *data, size_t size)
 {
-    static int fd = -1;
-    static char path[64];
-    if (fd < 0) {
-        fd = memfd_create("fuzz", 0);
-        check(fd >= 0);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    check(!ftruncate(fd, 0) && pwrite(fd, data, size, 0) == (ssize_t)size);
+    const char *path = fuzz_file(data, size);
     td_state *state = td_load_safetensors(path, NULL);
     check(state || strstr(td_last_error(), path));
     return state;

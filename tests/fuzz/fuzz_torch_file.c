@@ -10,11 +10,8 @@
 #include <tandem/checkpoint.h>
 
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 static void check(bool condition)
 {
@@ -24,14 +21,7 @@ static void check(bool condition)
 
 static void read_whole(const void *data, size_t size)
 {
-    static int fd = -1;
-    static char path[64];
-    if (fd < 0) {
-        fd = memfd_create("fuzz", 0);
-        check(fd >= 0);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    check(!ftruncate(fd, 0) && pwrite(fd, data, size, 0) == (ssize_t)size);
+    const char *path = fuzz_file(data, size);
     td_state *state = td_load_torch(path, NULL);
     check(state || strstr(td_last_error(), path));
     td_state_destroy(state);
