@@ -71,7 +71,13 @@ struct kernel {
     size_t bytes; /* of its argument */
 };
 
-enum { MOST_THREADS = 1024, STACK = 128 << 10, SHARED = 256 << 10, LANES = 32 };
+enum {
+    MOST_THREADS = 1024,
+    STACK = 128 << 10,
+    SHARED = 256 << 10,
+    SHARED_BY_DEFAULT = 48 << 10,
+    LANES = 32
+};
 
 struct barrier {
     int live, arrived;
@@ -248,6 +254,38 @@ __attribute__((constructor)) static void read_settings(void)
     does_nothing = setting("EMULATED_CUDA_NULL", 0);
 }
 
+static _Thread_local CUcontext current;
+
+/* The shared memory beyond the default that a kernel may ask for, in each context. */
+static struct allowance {
+    CUcontext context;
+    CUfunction function;
+    unsigned bytes;
+} allowances[256];
+
+static unsigned *allowance_of(CUfunction function)
+{
+    static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+    struct allowance *at = allowances;
+    pthread_mutex_lock(&guard);
+    while (at->function && (at->function != function || at->context != current))
+        if (++at == allowances + sizeof allowances / sizeof allowances[0])
+            abort();
+    at->context = current;
+    at->function = function;
+    pthread_mutex_unlock(&guard);
+    return &at->bytes;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+    COUNTED;
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > SHARED)
+        return CUDA_ERROR_INVALID_VALUE;
+    __atomic_store_n(allowance_of(function), (unsigned)value, __ATOMIC_SEQ_CST);
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
                                unsigned threads, unsigned threads_y, unsigned threads_z,
                                unsigned shared_bytes, CUstream stream, void **params, void **extra)
@@ -257,7 +295,9 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsi
         return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
-        shared_bytes > SHARED || y > 65535 || z > 65535 || extra)
+        (shared_bytes > SHARED_BY_DEFAULT &&
+         shared_bytes > __atomic_load_n(allowance_of(function), __ATOMIC_SEQ_CST)) ||
+        y > 65535 || z > 65535 || extra)
         return CUDA_ERROR_INVALID_VALUE;
     trace((const void *)function, __func__);
     struct launch launch;
@@ -305,14 +345,12 @@ EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const ch
     return *kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
-                                     CUdevice device)
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
     COUNTED;
-    (void)attribute;
-    (void)kernel;
-    (void)device;
-    return value <= SHARED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    MAY_FAIL(CUDA_ERROR_NOT_FOUND);
+    *function = (CUfunction)kernel;
+    return CUDA_SUCCESS;
 }
 
 /* ---- Devices ------------------------------------------------------------------------------------------------ */
@@ -387,13 +425,18 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
     return CUDA_SUCCESS;
 }
 
-static _Thread_local CUcontext current;
-
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     COUNTED;
     MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
     *context = (CUcontext)(intptr_t)(device + 1);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    COUNTED;
+    *context = current;
     return CUDA_SUCCESS;
 }
 
