@@ -256,25 +256,26 @@ __attribute__((constructor)) static void read_settings(void)
 
 static _Thread_local CUcontext current;
 
-/* The shared memory beyond the default that a kernel may ask for, in each context. */
-static struct allowance {
+/* A kernel in a context. */
+struct function {
     CUcontext context;
-    CUfunction function;
-    unsigned bytes;
-} allowances[256];
+    const struct kernel *kernel;
+    unsigned shared; /* what it may ask for beyond the default */
+};
 
-static unsigned *allowance_of(CUfunction function)
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
-    static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-    struct allowance *at = allowances;
-    pthread_mutex_lock(&guard);
-    while (at->function && (at->function != function || at->context != current))
-        if (++at == allowances + sizeof allowances / sizeof allowances[0])
-            abort();
-    at->context = current;
-    at->function = function;
-    pthread_mutex_unlock(&guard);
-    return &at->bytes;
+    COUNTED;
+    MAY_FAIL(CUDA_ERROR_NOT_FOUND);
+    if (!current)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    struct function *made = calloc(1, sizeof *made);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->context = current;
+    made->kernel = (const struct kernel *)kernel;
+    *function = (CUfunction)made;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
@@ -282,7 +283,7 @@ EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute att
     COUNTED;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > SHARED)
         return CUDA_ERROR_INVALID_VALUE;
-    __atomic_store_n(allowance_of(function), (unsigned)value, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&((struct function *)function)->shared, (unsigned)value, __ATOMIC_SEQ_CST);
     return CUDA_SUCCESS;
 }
 
@@ -294,14 +295,17 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsi
     if (does_nothing)
         return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    const struct function *called = (const struct function *)function;
+    if (called->context != current)
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
         (shared_bytes > SHARED_BY_DEFAULT &&
-         shared_bytes > __atomic_load_n(allowance_of(function), __ATOMIC_SEQ_CST)) ||
+         shared_bytes > __atomic_load_n(&called->shared, __ATOMIC_SEQ_CST)) ||
         y > 65535 || z > 65535 || extra)
         return CUDA_ERROR_INVALID_VALUE;
-    trace((const void *)function, __func__);
+    trace(called->kernel, __func__);
     struct launch launch;
-    launch.kernel = (const struct kernel *)function;
+    launch.kernel = called->kernel;
     launch.blocks = (struct index){x, y, z};
     launch.threads = threads;
     if (!emulated_is_captured(stream)) {
@@ -343,14 +347,6 @@ EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const ch
         self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     *kernel = self ? dlsym(self, name) : NULL;
     return *kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
-    COUNTED;
-    MAY_FAIL(CUDA_ERROR_NOT_FOUND);
-    *function = (CUfunction)kernel;
-    return CUDA_SUCCESS;
 }
 
 /* ---- Devices ------------------------------------------------------------------------------------------------ */

@@ -77,12 +77,17 @@ static struct counts counts_of(td_status (*call)(void *), struct operands *opera
                            after.context - before.context, after.attributes - before.attributes};
 }
 
-static struct operands operands_of(int64_t size)
+static struct operands operands_on(const char *device, int64_t size)
 {
-    CHECK_OK(td_set_device(td_device_get("cuda:0")));
+    CHECK_OK(td_set_device(td_device_get(device)));
     return (struct operands){.x = td_ones(TD_SHAPE(size, size), TD_F32, NULL),
                              .weight = td_ones(TD_SHAPE(size, size), TD_F32, NULL),
                              .bias = td_ones(TD_SHAPE(size), TD_F32, NULL)};
+}
+
+static struct operands operands_of(int64_t size)
+{
+    return operands_on("cuda:0", size);
 }
 
 TEST(an_operator_asks_for_the_context_and_launches)
@@ -141,4 +146,24 @@ TEST(large_shared_memory_is_asked_for_once)
     CHECK_OK(attend(&o));
     CHECK_EQ(counts_now().attributes - before.attributes, 1);
     CHECK_EQ(counts_of(attend, &o).all, 2);
+}
+
+TEST(each_gpu_has_functions_of_its_own)
+{
+    TD_SCOPE;
+    struct operands first = operands_on("cuda:0", 64), second = operands_on("cuda:1", 64);
+    CHECK_OK(add(&first));
+    CHECK_OK(add(&second));
+    struct counts before = counts_now();
+    CHECK_OK(add(&first));
+    CHECK_OK(add(&second));
+    struct counts after = counts_now();
+    CHECK_EQ(after.launches - before.launches, 2);
+    CHECK_EQ(after.context - before.context, 2); /* to the first one, and back */
+    CHECK_EQ(after.all - before.all, 6);
+    first.x = td_ones(TD_SHAPE(1, 1, 64, 128), TD_BF16, td_device_get("cuda:0"));
+    second.x = td_ones(TD_SHAPE(1, 1, 64, 128), TD_BF16, td_device_get("cuda:1"));
+    CHECK_OK(attend(&first));
+    CHECK_OK(attend(&second));
+    CHECK_OK(td_set_device(td_device_get("cuda:0")));
 }
