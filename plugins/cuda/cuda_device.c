@@ -41,6 +41,16 @@ static const char *const fault_names[] = {
     [CUDA_FAULT_CROSS_ENTROPY] = "cross_entropy",
 };
 
+/* Other libraries of the process may have changed it, so it is asked for each time: that reads a variable of the thread, which
+ * costs a fraction of setting it. */
+static CUresult make_current(const struct cuda_device *device)
+{
+    CUcontext current = NULL;
+    CUresult result = td__cuda.cuCtxGetCurrent(&current);
+    return !result && current == device->context ? CUDA_SUCCESS
+                                                 : td__cuda.cuCtxSetCurrent(device->context);
+}
+
 td_status td__cuda_enter(const struct cuda_device *device)
 {
     if (__atomic_load_n(&device->fault->code, __ATOMIC_ACQUIRE) > 0) {
@@ -50,7 +60,7 @@ td_status td__cuda_enter(const struct cuda_device *device)
                        fault_names[fault->kernel], device->name, (long long)fault->index,
                        (long long)fault->position, (long long)fault->limit - 1);
     }
-    TRY(device, td__cuda.cuCtxSetCurrent(device->context), "choosing the context");
+    TRY(device, make_current(device), "choosing the context");
     return TD_OK;
 }
 
@@ -162,7 +172,7 @@ static td_status alloc(void *self, size_t bytes, void **data)
 static void free_memory(void *self, void *data)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     td__cuda.cuMemFree_v2((CUdeviceptr)data);
 }
 
@@ -190,7 +200,7 @@ static td_status alloc_pinned(void *self, size_t bytes, void **data)
 static void free_pinned(void *self, void *data)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     td__cuda.cuMemFreeHost(data);
 }
 
@@ -220,7 +230,7 @@ static void stream_destroy(void *self, void *stream)
 {
     const struct cuda_device *device = self;
     struct cuda_stream *old = stream;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     td__cuda.cuStreamDestroy_v2(old->handle);
     free(old);
 }
@@ -240,14 +250,14 @@ static td_status waited(const struct cuda_device *device, CUresult result)
 static td_status stream_synchronize(void *self, void *stream)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     return waited(device, td__cuda.cuStreamSynchronize(((struct cuda_stream *)stream)->handle));
 }
 
 static td_status stream_query(void *self, void *stream, bool *done)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     return done_or(device, td__cuda.cuStreamQuery(((struct cuda_stream *)stream)->handle), done);
 }
 
@@ -267,7 +277,7 @@ static td_status event_create(void *self, bool timing, void **event)
 static void event_destroy(void *self, void *event)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     td__cuda.cuEventDestroy_v2(event);
 }
 
@@ -296,14 +306,14 @@ static td_status event_wait(void *self, void *stream, void *event)
 static td_status event_synchronize(void *self, void *event)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     return waited(device, td__cuda.cuEventSynchronize(event));
 }
 
 static td_status event_query(void *self, void *event, bool *done)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     return done_or(device, td__cuda.cuEventQuery(event), done);
 }
 
@@ -322,7 +332,7 @@ static td_status event_elapsed(void *self, void *start, void *end, double *milli
 static td_status synchronize(void *self)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     return waited(device, td__cuda.cuCtxSynchronize());
 }
 
@@ -421,7 +431,7 @@ static td_status capture_end(void *self, void *stream, void **graph)
     const struct cuda_device *device = self;
     CUgraph recorded = NULL;
     CUgraphExec ready = NULL;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     CUresult result = td__cuda.cuStreamEndCapture(((struct cuda_stream *)stream)->handle,
                                                   &recorded);
     td_status status = result ? fail(device, result, "capturing a graph") : TD_OK;
@@ -450,7 +460,7 @@ static td_status graph_launch(void *self, void *graph, void *stream)
 static void graph_destroy(void *self, void *graph)
 {
     const struct cuda_device *device = self;
-    td__cuda.cuCtxSetCurrent(device->context);
+    make_current(device);
     td__cuda.cuGraphExecDestroy(graph);
 }
 

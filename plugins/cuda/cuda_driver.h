@@ -17,6 +17,7 @@
     F(cuDeviceGetName)                                                                             \
     F(cuDeviceGetAttribute)                                                                        \
     F(cuDevicePrimaryCtxRetain)                                                                    \
+    F(cuCtxGetCurrent)                                                                             \
     F(cuCtxSetCurrent)                                                                             \
     F(cuCtxSynchronize)                                                                            \
     F(cuMemGetInfo_v2)                                                                             \
@@ -44,7 +45,8 @@
     F(cuEventElapsedTime_v2)                                                                       \
     F(cuLibraryLoadData)                                                                           \
     F(cuLibraryGetKernel)                                                                          \
-    F(cuKernelSetAttribute)                                                                        \
+    F(cuKernelGetFunction)                                                                         \
+    F(cuFuncSetAttribute)                                                                          \
     F(cuLaunchKernel)                                                                              \
     F(cuStreamBeginCapture_v2)                                                                     \
     F(cuStreamEndCapture)                                                                          \

@@ -3,35 +3,86 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { THREADS = 256, WAVES = 8, MOST_BLOCKS = 1 << 24, SHARED_BY_DEFAULT = 48 << 10 };
 
+/* A kernel in the context of a GPU. The driver launches a CUkernel, too, but looks for its function then. */
+struct function {
+    _Atomic(CUfunction) handle; /* NULL: not asked for yet */
+    _Atomic(size_t) shared;     /* what it may ask for beyond SHARED_BY_DEFAULT */
+};
+
+struct cuda_functions {
+    CUkernel kernel;
+    struct function of[]; /* by the number of the GPU */
+};
+
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
-/* The kernel of a name, loaded if it was not. The loading of its image is the costly part, and happens once. */
-static td_status find(struct cuda_kernel *kernel, CUkernel *handle)
+static td_status load_image(struct cuda_image *image, CUlibrary *library)
 {
-    *handle = atomic_load_explicit(&kernel->handle, memory_order_acquire);
-    if (*handle)
-        return TD_OK;
-    struct cuda_image *image = &td__cuda_images[kernel->image];
     char what[160];
-    td_status status = TD_OK;
+    *library = atomic_load(&image->library);
+    if (*library)
+        return TD_OK;
+    snprintf(what, sizeof what, "cuda: loading the kernels \"%s\"", image->name);
+    td_status status = td__cuda_check(
+        td__cuda.cuLibraryLoadData(library, image->data, NULL, NULL, 0, NULL, NULL, 0), what);
+    if (!status)
+        atomic_store(&image->library, *library);
+    return status;
+}
+
+/* Loads the image of a kernel if it was not, which is the costly part, and finds the kernel in it. */
+static td_status load_kernel(struct cuda_kernel *kernel, struct cuda_functions **functions)
+{
+    CUlibrary library;
+    CUkernel handle;
+    char what[160];
+    int devices;
+    *functions = atomic_load(&kernel->functions);
+    if (*functions)
+        return TD_OK;
+    td_status status = load_image(&td__cuda_images[kernel->image], &library);
+    snprintf(what, sizeof what, "cuda: finding the kernel %s", kernel->name);
+    if (!status)
+        status = td__cuda_check(td__cuda.cuLibraryGetKernel(&handle, library, kernel->name), what);
+    if (!status)
+        status = td__cuda_check(td__cuda.cuDeviceGetCount(&devices), what);
+    if (status)
+        return status;
+    *functions = calloc(1, sizeof **functions + (size_t)devices * sizeof(struct function));
+    if (!*functions)
+        return td_fail(TD_ERR_NOMEM, "%s: out of memory", what);
+    (*functions)->kernel = handle;
+    atomic_store_explicit(&kernel->functions, *functions, memory_order_release);
+    return TD_OK;
+}
+
+/* What the launches of a kernel on a GPU need and did not have yet. The context is current. */
+static td_status complete(struct cuda_kernel *kernel, const struct cuda_device *device,
+                          size_t shared)
+{
+    struct cuda_functions *functions;
+    char what[160];
     pthread_mutex_lock(&loading);
-    CUlibrary library = atomic_load(&image->library);
-    if (!library) {
-        snprintf(what, sizeof what, "cuda: loading the kernels \"%s\"", image->name);
+    td_status status = load_kernel(kernel, &functions);
+    struct function *function = status ? NULL : &functions->of[device->device];
+    CUfunction handle = status ? NULL : atomic_load(&function->handle);
+    snprintf(what, sizeof what, "%s: preparing the kernel %s", device->name, kernel->name);
+    if (!status && !handle)
+        status = td__cuda_check(td__cuda.cuKernelGetFunction(&handle, functions->kernel), what);
+    if (!status && shared > SHARED_BY_DEFAULT && shared > atomic_load(&function->shared)) {
         status = td__cuda_check(
-            td__cuda.cuLibraryLoadData(&library, image->data, NULL, NULL, 0, NULL, NULL, 0), what);
+            td__cuda.cuFuncSetAttribute(handle, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                        (int)shared),
+            what);
         if (!status)
-            atomic_store(&image->library, library);
-    }
-    if (!status) {
-        snprintf(what, sizeof what, "cuda: finding the kernel %s", kernel->name);
-        status = td__cuda_check(td__cuda.cuLibraryGetKernel(handle, library, kernel->name), what);
+            atomic_store(&function->shared, shared);
     }
     if (!status)
-        atomic_store_explicit(&kernel->handle, *handle, memory_order_release);
+        atomic_store_explicit(&function->handle, handle, memory_order_release);
     pthread_mutex_unlock(&loading);
     return status;
 }
@@ -55,17 +106,16 @@ struct cuda_fault *td__cuda_fault_of(const td_tensor *tensor)
 
 td_status td__cuda_prepare(struct cuda_kernel *kernel, const td_tensor *tensor, size_t shared)
 {
-    struct cuda_device *device = td__cuda_device_of(tensor);
-    CUkernel handle;
+    const struct cuda_device *device = td__cuda_device_of(tensor);
     td_status status = td__cuda_enter(device);
-    if (!status)
-        status = find(kernel, &handle);
-    if (!status && shared > SHARED_BY_DEFAULT)
-        status = td__cuda_check(
-            td__cuda.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                          (int)shared, handle, device->device),
-            kernel->name);
-    return status;
+    if (status)
+        return status;
+    struct cuda_functions *functions = atomic_load_explicit(&kernel->functions,
+                                                            memory_order_acquire);
+    struct function *function = functions ? &functions->of[device->device] : NULL;
+    bool ready = function && atomic_load_explicit(&function->handle, memory_order_acquire) &&
+                 (shared <= SHARED_BY_DEFAULT || shared <= atomic_load(&function->shared));
+    return ready ? TD_OK : complete(kernel, device, shared);
 }
 
 td_status td__cuda_enqueue(struct cuda_kernel *kernel, const td_tensor *tensor,
@@ -73,8 +123,11 @@ td_status td__cuda_enqueue(struct cuda_kernel *kernel, const td_tensor *tensor,
 {
     void *params[] = {(void *)args};
     unsigned x = grid.blocks[0], y = grid.blocks[1], z = grid.blocks[2];
-    CUkernel handle = atomic_load_explicit(&kernel->handle, memory_order_relaxed);
-    CUresult result = td__cuda.cuLaunchKernel((CUfunction)handle, x ? x : 1, y ? y : 1, z ? z : 1,
+    struct cuda_functions *functions = atomic_load_explicit(&kernel->functions,
+                                                            memory_order_acquire);
+    CUfunction function = atomic_load_explicit(
+        &functions->of[td__cuda_device_of(tensor)->device].handle, memory_order_acquire);
+    CUresult result = td__cuda.cuLaunchKernel(function, x ? x : 1, y ? y : 1, z ? z : 1,
                                               grid.threads, 1, 1, (unsigned)grid.shared,
                                               td__cuda_stream_of(tensor), params, NULL);
     if (result == CUDA_SUCCESS)

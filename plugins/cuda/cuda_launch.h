@@ -50,7 +50,7 @@ enum cuda_image_number {
 struct cuda_kernel {
     const char *name;
     enum cuda_image_number image;
-    _Atomic(CUkernel) handle;
+    _Atomic(struct cuda_functions *) functions; /* NULL: it was not launched yet */
 };
 
 /** An entry of such a table: TD__CUDA_KERNEL(elements, "fill_4"). */

@@ -1,8 +1,10 @@
-/* Matrix products: by cuBLASLt where it is there and takes the strides (lt_products.c), else by the kernels of
- * products.cu. */
+/* Matrix products: small ones by kernels of products.cu; the others by cuBLASLt where it is there and takes the strides
+ * (lt_products.c), else by products.cu, too. */
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
 #include "cuda/products.h"
+
+#include <stdlib.h>
 
 /* The dimensions of the batch, from the last one; those that belong together in all three are merged. */
 static void add_batch(struct product_args *args, const td_tensor *const tensors[3])
@@ -28,6 +30,50 @@ static void add_batch(struct product_args *args, const td_tensor *const tensors[
     }
 }
 
+/* Launches a kernel a block of which computes `tile` by `tile` elements. */
+static td_status launch_tiles(struct cuda_kernel *kernel, const struct product_args *args, int tile,
+                              unsigned threads, td_tensor *out)
+{
+    enum { MOST = 65535 };
+    int64_t tiles = (args->m + tile - 1) / tile * ((args->n + tile - 1) / tile);
+    if (tiles > INT32_MAX)
+        return td__cuda_unsupported();
+    struct cuda_grid grid = {
+        .blocks = {(unsigned)tiles, 1, (unsigned)(args->batches < MOST ? args->batches : MOST)},
+        .threads = threads};
+    return td__cuda_launch(kernel, out, grid, args);
+}
+
+/* Whether a product is so small that it is over in a few microseconds, whatever computes it: then a launch of our own costs
+ * the host a third of a call of cuBLASLt. A block takes about 1 us for 64 steps of k, so 4 us at most; 2^21 multiplications
+ * are 8 blocks of 256 steps, or 512 of 4, which the device runs at once. TANDEM_CUDA_SMALL_PRODUCTS is another bound; 0: none
+ * is small. */
+static bool is_small(const struct product_args *args)
+{
+    static _Atomic(int64_t) bound = -1;
+    int64_t least = atomic_load_explicit(&bound, memory_order_relaxed);
+    if (least < 0) {
+        const char *text = getenv("TANDEM_CUDA_SMALL_PRODUCTS");
+        least = text && *text ? strtoll(text, NULL, 10) : 1 << 21;
+        least = least < 0 ? 0 : least;
+        atomic_store_explicit(&bound, least, memory_order_relaxed);
+    }
+    return args->k <= SMALL_MOST_K &&
+           (double)args->m * (double)args->n * (double)args->k * (double)args->batches <
+               (double)least;
+}
+
+static td_status multiply_small(const struct product_args *args, td_tensor *out)
+{
+    static struct cuda_kernel kernels[] = {
+        [TD_F32] = TD__CUDA_KERNEL(products, "multiply_small_f32"),
+        [TD_F64] = TD__CUDA_KERNEL(products, "multiply_small_f64"),
+        [TD_F16] = TD__CUDA_KERNEL(products, "multiply_small_f16"),
+        [TD_BF16] = TD__CUDA_KERNEL(products, "multiply_small_bf16"),
+    };
+    return launch_tiles(&kernels[td_tensor_dtype(out)], args, SMALL_TILE, SMALL_THREADS, out);
+}
+
 static td_status multiply_as_it_is(const struct product_args *args, td_tensor *out)
 {
     static struct cuda_kernel kernels[] = {
@@ -36,20 +82,11 @@ static td_status multiply_as_it_is(const struct product_args *args, td_tensor *o
         [TD_F16] = {"multiply_f16", CUDA_IMAGE_products},
         [TD_BF16] = {"multiply_bf16", CUDA_IMAGE_products},
     };
-    enum { MOST = 65535 };
-    td_dtype dtype = td_tensor_dtype(out);
     bool done;
     td_status status = td__lt_multiply(args, NULL, out, &done);
     if (status || done)
         return status;
-    int64_t tiles = (args->m + PRODUCT_TILE - 1) / PRODUCT_TILE *
-                    ((args->n + PRODUCT_TILE - 1) / PRODUCT_TILE);
-    if (tiles > INT32_MAX)
-        return td__cuda_unsupported();
-    struct cuda_grid grid = {
-        .blocks = {(unsigned)tiles, 1, (unsigned)(args->batches < MOST ? args->batches : MOST)},
-        .threads = PRODUCT_THREADS};
-    return td__cuda_launch(&kernels[dtype], out, grid, args);
+    return launch_tiles(&kernels[td_tensor_dtype(out)], args, PRODUCT_TILE, PRODUCT_THREADS, out);
 }
 
 td_status td__cuda_multiply(const struct product_args *args, td_tensor *out)
@@ -58,6 +95,8 @@ td_status td__cuda_multiply(const struct product_args *args, td_tensor *out)
         return td__cuda_unsupported();
     if (!args->m || !args->n || !args->batches || (!args->k && args->accumulate && !args->bias))
         return TD_OK;
+    if (is_small(args))
+        return multiply_small(args, out);
     bool done;
     td_status status = td__cuda_multiply_padded(args, out, multiply_as_it_is, &done);
     return status || done ? status : multiply_as_it_is(args, out);

@@ -20,7 +20,7 @@ static struct cuda_kernel truths[] = {ALL_DTYPES(ENTRY, "reduce_truth_")};
 static struct cuda_kernel extremes[] = {ALL_DTYPES(ENTRY, "arg_reduce_")};
 
 /* Threads that fill any device, and elements that pay for a thread: the results must not depend on the device. */
-enum { ENOUGH = 1 << 18, LEAST_EACH = 16, WARP = 32 };
+enum { ENOUGH = 1 << 18, LEAST_EACH = 16, FEW_EACH = 64, WARP = 32 };
 
 /* ---- Dimensions -------------------------------------------------------------------------------------------------- */
 
@@ -107,7 +107,8 @@ static void choose_splits(struct reduce_args *args)
     int64_t most = args->reduced.count / ((int64_t)args->group * LEAST_EACH);
     int64_t splits = threads ? ENOUGH / threads : 1;
     splits = splits > most ? most : splits;
-    if (splits < 2)
+    /* Few elements take less time than a second kernel. */
+    if (splits < 2 || args->reduced.count <= (int64_t)args->group * FEW_EACH)
         return;
     args->chunk = (args->reduced.count + splits - 1) / splits;
     args->chunk = (args->chunk + args->group - 1) / args->group * args->group;

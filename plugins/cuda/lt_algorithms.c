@@ -70,12 +70,12 @@ static int propose(const struct lt_shape *shape, const struct lt_product *produc
         failed = td__lt.set_preference(&preference, settings[i].attribute, settings[i].value,
                                        settings[i].size);
     int count = 0, usable = 0;
-    if (failed || td__lt.find_algorithms(td__lt.handle, (cublasLtMatmulDesc_t)&product->operation,
-                                         (cublasLtMatrixLayout_t)&product->left,
-                                         (cublasLtMatrixLayout_t)&product->right,
-                                         (cublasLtMatrixLayout_t)&product->out,
-                                         (cublasLtMatrixLayout_t)&product->out, &preference, most,
-                                         candidates, &count))
+    if (failed || td__lt.find_algorithms(td__lt.handle, (cublasLtMatmulDesc_t)product->operation,
+                                         (cublasLtMatrixLayout_t)&product->layouts->left,
+                                         (cublasLtMatrixLayout_t)&product->layouts->right,
+                                         (cublasLtMatrixLayout_t)&product->layouts->out,
+                                         (cublasLtMatrixLayout_t)&product->layouts->out,
+                                         &preference, most, candidates, &count))
         return 0;
     for (int i = 0; i < count && i < most; i++)
         if (!candidates[i].state && candidates[i].workspaceSize <= MOST_WORKSPACE)
@@ -92,11 +92,11 @@ static bool read_choice(struct lt_algorithm *entry, const struct lt_product *pro
     cublasLtMatmulHeuristicResult_t result;
     key.device = 0;
     if (!td__cuda_choice_get(device, td__lt.name, &key, sizeof key, &stored, sizeof stored) ||
-        td__lt.check_algorithm(td__lt.handle, (cublasLtMatmulDesc_t)&product->operation,
-                               (cublasLtMatrixLayout_t)&product->left,
-                               (cublasLtMatrixLayout_t)&product->right,
-                               (cublasLtMatrixLayout_t)&product->out,
-                               (cublasLtMatrixLayout_t)&product->out, &stored, &result) ||
+        td__lt.check_algorithm(td__lt.handle, (cublasLtMatmulDesc_t)product->operation,
+                               (cublasLtMatrixLayout_t)&product->layouts->left,
+                               (cublasLtMatrixLayout_t)&product->layouts->right,
+                               (cublasLtMatrixLayout_t)&product->layouts->out,
+                               (cublasLtMatrixLayout_t)&product->layouts->out, &stored, &result) ||
         result.state || result.workspaceSize > MOST_WORKSPACE)
         return false;
     entry->algorithm = stored;
@@ -156,9 +156,19 @@ static bool may_measure(const struct lt_shape *shape, const td_tensor *out)
            capturing == CU_STREAM_CAPTURE_STATUS_NONE && !td__cuda.cuStreamSynchronize(stream);
 }
 
+/* The descriptions that calls of one shape share, and what computes it. */
+static void fill_in(struct lt_algorithm *entry, const struct product_args *args,
+                    const struct lt_extra *extra, const td_tensor *out, bool measured)
+{
+    struct lt_product product = {&entry->operation, &entry->layouts};
+    if (td__lt_set_layouts(&entry->shape, &entry->layouts) &&
+        td__lt_set_operation(&entry->shape, args, extra, &entry->operation))
+        search(entry, &product, args, out, measured);
+}
+
 const struct lt_algorithm *td__lt_find(const struct lt_shape *shape,
-                                       const struct lt_product *product,
-                                       const struct product_args *args, const td_tensor *out)
+                                       const struct product_args *args,
+                                       const struct lt_extra *extra, const td_tensor *out)
 {
     unsigned bucket = hash(shape);
     const struct lt_algorithm *known = look_up(bucket, shape);
@@ -170,7 +180,7 @@ const struct lt_algorithm *td__lt_find(const struct lt_shape *shape,
     struct lt_algorithm *entry = known ? NULL : calloc(1, sizeof *entry);
     if (entry) {
         entry->shape = *shape;
-        search(entry, product, args, out, measured);
+        fill_in(entry, args, extra, out, measured);
         entry->next = atomic_load(&buckets[bucket]);
         atomic_store_explicit(&buckets[bucket], entry, memory_order_release);
         known = entry;

@@ -11,13 +11,14 @@ cublasStatus_t td__lt_run(const struct lt_shape *shape, const struct lt_product 
     bool is_f64 = shape->dtype == TD_F64;
     float alpha = (float)args->alpha, beta = args->accumulate ? 1 : 0;
     double alpha_f64 = args->alpha, beta_f64 = args->accumulate ? 1 : 0;
-    return td__lt.multiply(
-        td__lt.handle, (cublasLtMatmulDesc_t)&product->operation,
-        is_f64 ? (void *)&alpha_f64 : (void *)&alpha, args->b,
-        (cublasLtMatrixLayout_t)&product->left, args->a, (cublasLtMatrixLayout_t)&product->right,
-        is_f64 ? (void *)&beta_f64 : (void *)&beta, out, (cublasLtMatrixLayout_t)&product->out, out,
-        (cublasLtMatrixLayout_t)&product->out, algorithm, workspace, workspace_size,
-        (cudaStream_t)stream);
+    return td__lt.multiply(td__lt.handle, (cublasLtMatmulDesc_t)product->operation,
+                           is_f64 ? (void *)&alpha_f64 : (void *)&alpha, args->b,
+                           (cublasLtMatrixLayout_t)&product->layouts->left, args->a,
+                           (cublasLtMatrixLayout_t)&product->layouts->right,
+                           is_f64 ? (void *)&beta_f64 : (void *)&beta, out,
+                           (cublasLtMatrixLayout_t)&product->layouts->out, out,
+                           (cublasLtMatrixLayout_t)&product->layouts->out, algorithm, workspace,
+                           workspace_size, (cudaStream_t)stream);
 }
 
 static td_status run(const struct lt_algorithm *algorithm, const struct lt_product *product,
@@ -44,16 +45,20 @@ static td_status multiply(const struct product_args *args, const struct lt_extra
                           td_tensor *out, bool *done)
 {
     struct lt_shape shape;
-    struct lt_product product;
+    cublasLtMatmulDescOpaque_t operation;
     *done = false;
     if (!td__lt_describe(args, extra, td_tensor_dtype(out), &shape))
         return TD_OK;
     shape.device = td__cuda_device_of(out)->device;
-    if (!td__lt_prepare(&shape, args, extra, &product))
-        return TD_OK;
-    const struct lt_algorithm *algorithm = td__lt_find(&shape, &product, args, out);
+    const struct lt_algorithm *algorithm = td__lt_find(&shape, args, extra, out);
     if (!algorithm || !algorithm->found)
         return TD_OK;
+    struct lt_product product = {&algorithm->operation, &algorithm->layouts};
+    if (td__lt_has_addresses(args, extra)) {
+        if (!td__lt_set_operation(&shape, args, extra, &operation))
+            return TD_OK;
+        product.operation = &operation;
+    }
     *done = true;
     return run(algorithm, &product, args, out);
 }

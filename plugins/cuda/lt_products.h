@@ -16,10 +16,14 @@ struct lt_shape {
     int32_t device, reserved;
 };
 
-/** The descriptions for cuBLASLt. */
-struct lt_product {
-    cublasLtMatmulDescOpaque_t operation;
+/** The descriptions for cuBLASLt: all of a shape, and those of a call, whose operation has addresses of its own. */
+struct lt_layouts {
     cublasLtMatrixLayoutOpaque_t left, right, out;
+};
+
+struct lt_product {
+    const cublasLtMatmulDescOpaque_t *operation;
+    const struct lt_layouts *layouts;
 };
 
 struct lt_algorithm {
@@ -28,13 +32,18 @@ struct lt_algorithm {
     bool found;
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;
+    cublasLtMatmulDescOpaque_t operation; /* where it has no addresses */
+    struct lt_layouts layouts;
 };
 
 /** lt_shapes.c: false where cuBLASLt does not take the strides. `extra` may be NULL. */
 bool td__lt_describe(const struct product_args *args, const struct lt_extra *extra, td_dtype dtype,
                      struct lt_shape *shape);
-bool td__lt_prepare(const struct lt_shape *shape, const struct product_args *args,
-                    const struct lt_extra *extra, struct lt_product *product);
+bool td__lt_set_layouts(const struct lt_shape *shape, struct lt_layouts *layouts);
+bool td__lt_set_operation(const struct lt_shape *shape, const struct product_args *args,
+                          const struct lt_extra *extra, cublasLtMatmulDescOpaque_t *operation);
+/** Whether the operation of a product has addresses, and so is another one in each call. */
+bool td__lt_has_addresses(const struct product_args *args, const struct lt_extra *extra);
 
 /** lt_products.c: enqueues it. `out` and `workspace` are where the results and the workspace are; all else is in `args`. */
 cublasStatus_t td__lt_run(const struct lt_shape *shape, const struct lt_product *product,
@@ -44,8 +53,8 @@ cublasStatus_t td__lt_run(const struct lt_shape *shape, const struct lt_product 
 /** lt_algorithms.c: the algorithm for a shape, asked, measured or read from disk once, and kept; NULL without memory. `out`
  *  is on the device, whose current stream it is measured on. */
 const struct lt_algorithm *td__lt_find(const struct lt_shape *shape,
-                                       const struct lt_product *product,
-                                       const struct product_args *args, const td_tensor *out);
+                                       const struct product_args *args,
+                                       const struct lt_extra *extra, const td_tensor *out);
 
 /** lt_measure.c: the index of the fastest of `count` candidates, each run a few times; 0 where it cannot be measured. */
 int td__lt_measure(const struct lt_shape *shape, const struct lt_product *product,

@@ -98,9 +98,15 @@ static bool set_layout(cublasLtMatrixLayoutOpaque_t *layout, int32_t dtype, int6
                                                &stride, sizeof stride));
 }
 
-static bool set_operation(const struct lt_shape *shape, const void *bias, const void *aux,
-                          cublasLtMatmulDescOpaque_t *operation)
+bool td__lt_has_addresses(const struct product_args *args, const struct lt_extra *extra)
 {
+    return bias_of(args, extra) || (extra && extra->aux);
+}
+
+bool td__lt_set_operation(const struct lt_shape *shape, const struct product_args *args,
+                          const struct lt_extra *extra, cublasLtMatmulDescOpaque_t *operation)
+{
+    const void *bias = bias_of(args, extra), *aux = extra ? extra->aux : NULL;
     bool is_f64 = shape->dtype == TD_F64;
     cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)shape->epilogue;
@@ -127,18 +133,15 @@ static bool set_operation(const struct lt_shape *shape, const void *bias, const 
     return !failed;
 }
 
-bool td__lt_prepare(const struct lt_shape *shape, const struct product_args *args,
-                    const struct lt_extra *extra, struct lt_product *product)
+bool td__lt_set_layouts(const struct lt_shape *shape, struct lt_layouts *layouts)
 {
     int64_t m = shape->m, n = shape->n, k = shape->k;
-    return set_operation(shape, bias_of(args, extra), extra ? extra->aux : NULL,
-                         &product->operation) &&
-           set_layout(&product->left, shape->dtype, shape->left_transposed ? k : n,
+    return set_layout(&layouts->left, shape->dtype, shape->left_transposed ? k : n,
                       shape->left_transposed ? n : k, shape->left_ld, shape->batches,
                       shape->left_batch) &&
-           set_layout(&product->right, shape->dtype, shape->right_transposed ? m : k,
+           set_layout(&layouts->right, shape->dtype, shape->right_transposed ? m : k,
                       shape->right_transposed ? k : m, shape->right_ld, shape->batches,
                       shape->right_batch) &&
-           set_layout(&product->out, shape->dtype, n, m, shape->out_ld, shape->batches,
+           set_layout(&layouts->out, shape->dtype, n, m, shape->out_ld, shape->batches,
                       shape->out_batch);
 }

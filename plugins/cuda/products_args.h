@@ -30,4 +30,7 @@ enum { PADDED_THREADS = 256, PADDED_EACH = 8 };
 
 enum { PRODUCT_TILE = 64, PRODUCT_DEPTH = 16, PRODUCT_THREADS = 256 };
 
+/* Of small products; they are summed in one go, so their inner dimension has at most SMALL_MOST_K elements. */
+enum { SMALL_TILE = 32, SMALL_DEPTH = 64, SMALL_THREADS = 256, SMALL_MOST_K = 256 };
+
 #endif

@@ -8,8 +8,10 @@
  *     EMULATED_CUDA_CAPTURING=1      streams are said to be captured into a graph
  *     EMULATED_CUDA_REVERSE=1        threads run from the last to the first
  *     EMULATED_CUDA_TRACE=1          what is enqueued, kernels, copies and fills, is listed on standard error
+ *     EMULATED_CUDA_COUNTS=1         how often each function was called is listed there when the process ends
  *     EMULATED_CUDA_NULL=1           kernels, copies inside the device and fills do nothing, and return at once: what is
  *                                    left is the cost of the library on the host */
+#include "emulated_counts.h"
 #include "emulated_graph.h"
 
 #include <cuda.h>
@@ -69,7 +71,13 @@ struct kernel {
     size_t bytes; /* of its argument */
 };
 
-enum { MOST_THREADS = 1024, STACK = 128 << 10, SHARED = 256 << 10, LANES = 32 };
+enum {
+    MOST_THREADS = 1024,
+    STACK = 128 << 10,
+    SHARED = 256 << 10,
+    SHARED_BY_DEFAULT = 48 << 10,
+    LANES = 32
+};
 
 struct barrier {
     int live, arrived;
@@ -246,19 +254,58 @@ __attribute__((constructor)) static void read_settings(void)
     does_nothing = setting("EMULATED_CUDA_NULL", 0);
 }
 
+static _Thread_local CUcontext current;
+
+/* A kernel in a context. */
+struct function {
+    CUcontext context;
+    const struct kernel *kernel;
+    unsigned shared; /* what it may ask for beyond the default */
+};
+
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    COUNTED;
+    MAY_FAIL(CUDA_ERROR_NOT_FOUND);
+    if (!current)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    struct function *made = calloc(1, sizeof *made);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->context = current;
+    made->kernel = (const struct kernel *)kernel;
+    *function = (CUfunction)made;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+    COUNTED;
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > SHARED)
+        return CUDA_ERROR_INVALID_VALUE;
+    __atomic_store_n(&((struct function *)function)->shared, (unsigned)value, __ATOMIC_SEQ_CST);
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
                                unsigned threads, unsigned threads_y, unsigned threads_z,
                                unsigned shared_bytes, CUstream stream, void **params, void **extra)
 {
+    COUNTED;
     if (does_nothing)
         return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
+    const struct function *called = (const struct function *)function;
+    if (called->context != current)
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
-        shared_bytes > SHARED || y > 65535 || z > 65535 || extra)
+        (shared_bytes > SHARED_BY_DEFAULT &&
+         shared_bytes > __atomic_load_n(&called->shared, __ATOMIC_SEQ_CST)) ||
+        y > 65535 || z > 65535 || extra)
         return CUDA_ERROR_INVALID_VALUE;
-    trace((const void *)function, __func__);
+    trace(called->kernel, __func__);
     struct launch launch;
-    launch.kernel = (const struct kernel *)function;
+    launch.kernel = called->kernel;
     launch.blocks = (struct index){x, y, z};
     launch.threads = threads;
     if (!emulated_is_captured(stream)) {
@@ -277,6 +324,7 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_op
                                   void **values, unsigned count, CUlibraryOption *more,
                                   void **more_values, unsigned more_count)
 {
+    COUNTED;
     (void)code;
     (void)options;
     (void)values;
@@ -291,6 +339,7 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_op
 
 EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
+    COUNTED;
     static void *self;
     Dl_info info;
     (void)library;
@@ -298,15 +347,6 @@ EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const ch
         self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     *kernel = self ? dlsym(self, name) : NULL;
     return *kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-EXPORT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
-                                     CUdevice device)
-{
-    (void)attribute;
-    (void)kernel;
-    (void)device;
-    return value <= SHARED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- Devices ------------------------------------------------------------------------------------------------ */
@@ -318,6 +358,7 @@ static int devices(void)
 
 EXPORT CUresult cuInit(unsigned flags)
 {
+    COUNTED;
     (void)flags;
     MAY_FAIL(CUDA_ERROR_SYSTEM_NOT_READY);
     return devices() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
@@ -325,12 +366,14 @@ EXPORT CUresult cuInit(unsigned flags)
 
 EXPORT CUresult cuDriverGetVersion(int *version)
 {
+    COUNTED;
     *version = (int)setting("EMULATED_CUDA_VERSION", 13000);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGetErrorName(CUresult error, const char **text)
 {
+    COUNTED;
     *text = error == CUDA_ERROR_OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
             : error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
                                                 : "CUDA_ERROR_EMULATED";
@@ -339,6 +382,7 @@ EXPORT CUresult cuGetErrorName(CUresult error, const char **text)
 
 EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
 {
+    COUNTED;
     *text = error == CUDA_ERROR_OUT_OF_MEMORY   ? "out of memory"
             : error == CUDA_ERROR_LAUNCH_FAILED ? "unspecified launch failure"
                                                 : "emulated failure";
@@ -347,24 +391,28 @@ EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
 
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
+    COUNTED;
     *device = ordinal;
     return ordinal < devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 EXPORT CUresult cuDeviceGetCount(int *count)
 {
+    COUNTED;
     *count = devices();
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
+    COUNTED;
     snprintf(name, (size_t)size, "emulated GPU %d", device);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
+    COUNTED;
     (void)device;
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                ? 2
              : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 227 << 10
@@ -373,23 +421,31 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
     return CUDA_SUCCESS;
 }
 
-static _Thread_local CUcontext current;
-
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
     *context = (CUcontext)(intptr_t)(device + 1);
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    COUNTED;
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
+    COUNTED;
     current = context;
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuCtxSynchronize(void)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     return emulated_captures() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
@@ -407,6 +463,7 @@ static size_t memory(void)
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
+    COUNTED;
     *total = memory();
     size_t used = __atomic_load_n(&in_use, __ATOMIC_SEQ_CST);
     *available = used < *total ? *total - used : 0;
@@ -415,6 +472,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
     size_t whole = (bytes + FRONT - 1) / FRONT * FRONT + FRONT;
     if (!current || __atomic_add_fetch(&in_use, whole, __ATOMIC_SEQ_CST) > memory()) {
@@ -432,6 +490,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
+    COUNTED;
     char *block = (char *)address - FRONT;
     size_t whole;
     memcpy(&whole, block, sizeof whole);
@@ -442,6 +501,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 
 EXPORT CUresult cuMemHostAlloc(void **data, size_t bytes, unsigned flags)
 {
+    COUNTED;
     (void)flags;
     MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
     *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -450,6 +510,7 @@ EXPORT CUresult cuMemHostAlloc(void **data, size_t bytes, unsigned flags)
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *data, unsigned flags)
 {
+    COUNTED;
     (void)flags;
     *address = (CUdeviceptr)data;
     return CUDA_SUCCESS;
@@ -457,6 +518,7 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *data, u
 
 EXPORT CUresult cuMemFreeHost(void *data)
 {
+    COUNTED;
     free(data);
     return CUDA_SUCCESS;
 }
@@ -490,6 +552,7 @@ static CUresult enqueue_copy(CUstream stream, struct copy copy)
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes,
                                      CUstream stream)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
     trace(NULL, __func__);
     return enqueue_copy(stream, (struct copy){(void *)to, from, bytes, 0});
@@ -497,6 +560,7 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t by
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
     trace(NULL, __func__);
     return enqueue_copy(stream, (struct copy){to, (const void *)from, bytes, 0});
@@ -505,6 +569,7 @@ EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, C
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
                                      CUstream stream)
 {
+    COUNTED;
     if (does_nothing)
         return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_INVALID_VALUE);
@@ -515,6 +580,7 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                                   CUcontext from_context, size_t bytes, CUstream stream)
 {
+    COUNTED;
     (void)to_context;
     (void)from_context;
     return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
@@ -522,6 +588,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
+    COUNTED;
     trace(NULL, __func__);
     return does_nothing ? CUDA_SUCCESS
                         : enqueue_copy(stream, (struct copy){(void *)to, NULL, bytes, value});
@@ -531,12 +598,14 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t byte
 
 EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     return cuStreamQuery(stream);
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event)
 {
+    COUNTED;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     return cuEventQuery(event);
 }

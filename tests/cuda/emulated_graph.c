@@ -3,6 +3,7 @@
  * graph runs; waiting for what is being captured is an error that ends the capture; and so is a wait for an event from
  * outside of it, and a stream that joined the capture and that nobody waited for. */
 #include "emulated_graph.h"
+#include "emulated_counts.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -98,6 +99,7 @@ static void drop(struct recording *recording)
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
 {
+    COUNTED;
     struct stream *stream = (struct stream *)handle;
     if (stream->recording || mode != CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_ILLEGAL_STATE;
@@ -114,6 +116,7 @@ EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mod
 
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
 {
+    COUNTED;
     struct recording *recording = ((struct stream *)handle)->recording;
     *graph = NULL;
     if (!recording || recording->streams[0] != (struct stream *)handle)
@@ -136,6 +139,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
                                             unsigned long long flags)
 {
+    COUNTED;
     const char *fails = getenv("EMULATED_CUDA_FAIL");
     if (flags || (fails && !strcmp(fails, "cuGraphInstantiate")))
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -146,6 +150,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph,
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
+    COUNTED;
     if (emulated_is_captured(stream))
         return emulated_invalidate(stream, CUDA_ERROR_NOT_SUPPORTED);
     for (struct node *node = ((struct recording *)exec)->nodes; node; node = node->next)
@@ -155,12 +160,14 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
+    COUNTED;
     drop((struct recording *)exec);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
+    COUNTED;
     drop((struct recording *)graph);
     return CUDA_SUCCESS;
 }
@@ -169,6 +176,7 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
+    COUNTED;
     (void)flags;
     (void)priority;
     *stream = calloc(1, sizeof(struct stream));
@@ -177,6 +185,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 {
+    COUNTED;
     if (emulated_is_captured(stream))
         abort();
     free(stream);
@@ -185,6 +194,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
+    COUNTED;
     bool captured = emulated_is_captured(stream) || getenv("EMULATED_CUDA_CAPTURING");
     *status = captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
@@ -192,6 +202,7 @@ EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *stat
 
 EXPORT CUresult cuStreamQuery(CUstream stream)
 {
+    COUNTED;
     return emulated_is_captured(stream)
                ? emulated_invalidate(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
                : CUDA_SUCCESS;
@@ -199,6 +210,7 @@ EXPORT CUresult cuStreamQuery(CUstream stream)
 
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent waited, unsigned flags)
 {
+    COUNTED;
     (void)flags;
     struct stream *stream = (struct stream *)handle;
     const struct event *event = (const struct event *)waited;
@@ -221,6 +233,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent waited, unsigned flag
 
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
+    COUNTED;
     (void)flags;
     *event = calloc(1, sizeof(struct event));
     return *event ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -228,6 +241,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
 
 EXPORT CUresult cuEventDestroy_v2(CUevent event)
 {
+    COUNTED;
     free(event);
     return CUDA_SUCCESS;
 }
@@ -242,6 +256,7 @@ EXPORT void emulated_pass(long seconds)
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream recorded)
 {
+    COUNTED;
     struct event *event = (struct event *)handle;
     struct stream *stream = (struct stream *)recorded;
     clock_gettime(CLOCK_MONOTONIC, &event->time);
@@ -254,11 +269,13 @@ EXPORT CUresult cuEventRecord(CUevent handle, CUstream recorded)
 
 EXPORT CUresult cuEventQuery(CUevent event)
 {
+    COUNTED;
     return ((const struct event *)event)->recording ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 {
+    COUNTED;
     const struct timespec *a = &((const struct event *)start)->time,
                           *b = &((const struct event *)end)->time;
     *milliseconds = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 +

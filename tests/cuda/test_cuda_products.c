@@ -334,3 +334,22 @@ TEST(one_of_several_processes_measures)
     CHECK_EQ(logged("propose"), 1);
     CHECK_EQ(files_kept(), 1);
 }
+
+/* Several tiles and steps, of which the last ones are not full. */
+TEST(small_products_are_computed_without_the_library)
+{
+    struct job job = {70, 45, 200, TD_F32, {"TANDEM_CUDA_SMALL_PRODUCTS=2097152"}, false};
+    for (td_dtype dtype = TD_F32; dtype <= TD_BF16; dtype++) {
+        job.dtype = dtype;
+        run(job);
+        CHECK_EQ(logged("run "), 0);
+    }
+    run_function(add_gradients, job);
+    CHECK_EQ(logged("run "), 0);
+    job.k = 257; /* more than are summed in one go */
+    run(job);
+    CHECK_EQ(logged("run "), 1);
+    job = (struct job){128, 128, 128, TD_F32, {"TANDEM_CUDA_SMALL_PRODUCTS=2097152"}, false};
+    run(job); /* at the bound */
+    CHECK_EQ(logged("run "), 1);
+}
