@@ -58,8 +58,9 @@ static td_status widen(struct widened *widened, td_tensor *narrow)
 /* What the kernel has written is back in its own dtype; operands, which may share its memory, are not touched. */
 static td_status narrow_again(const struct widened *widened)
 {
-    if (!widened->wide || !memcmp(td_tensor_data(widened->wide), td_tensor_data(widened->before),
-                                  td_tensor_nbytes(widened->wide)))
+    if (!widened->wide || !td_tensor_nbytes(widened->wide) ||
+        !memcmp(td_tensor_data(widened->wide), td_tensor_data(widened->before),
+                td_tensor_nbytes(widened->wide)))
         return TD_OK;
     return td_host_kernels()->copy(widened->narrow, widened->wide);
 }

@@ -16,4 +16,8 @@ bool td__text_read(const char *path, char *text, size_t room);
  *  overlong forms, surrogates and code points above U+10FFFF are. */
 size_t td__utf8_length(const char *at, const char *end);
 
+/** A copy of `size` bytes, which need not end with a NUL, as a string for free(); NULL without memory. (strndup() may read
+ *  on to a NUL under strict_string_checks of AddressSanitizer.) */
+char *td__text_copy(const void *data, size_t size);
+
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 static unsigned fork_generation;
 static _Atomic(const char *) fork_obstacle;
@@ -27,8 +28,12 @@ unsigned td__fork_generation(void)
 
 void td__fork_breaks(const char *why)
 {
-    const char *none = NULL;
-    atomic_compare_exchange_strong(&fork_obstacle, &none, why);
+    static char text[96];
+    static atomic_flag taken = ATOMIC_FLAG_INIT;
+    if (atomic_flag_test_and_set(&taken))
+        return;
+    snprintf(text, sizeof text, "%s", why);
+    atomic_store(&fork_obstacle, text);
 }
 
 const char *td__fork_obstacle(void)

@@ -24,7 +24,7 @@ unsigned td__fork_generation(void);
 
 /** Called by a component once a fork of this process would not work from now on, as with a device whose driver does
  *  not survive it: td_spawn() then starts its processes by exec. `why` is a clause for an error text ("cuda:0 was used
- *  in this process") that is never freed; the first one stays. From any thread. */
+ *  in this process"), which is copied; the first one stays. From any thread. */
 void td__fork_breaks(const char *why);
 
 /** What the first td__fork_breaks() gave, in this process or in one that it is a fork of; NULL: forks work. */

@@ -3,6 +3,7 @@
 
 #include "base/buffer.h"
 #include "base/fail.h"
+#include "base/text.h"
 #include "checkpoint/pickle_machine.h"
 
 #include <inttypes.h>
@@ -133,7 +134,7 @@ static td_status push_text(struct td__pickle_machine *machine, enum td__pickle_k
     if (memchr(data, 0, size))
         return td__pickle_damaged(machine, "a text contains a byte of 0");
     struct td__pickle_value *value = td__pickle_new(machine, kind);
-    if (value && !(value->as.text = strndup(data, size)))
+    if (value && !(value->as.text = td__text_copy(data, size)))
         return td__fail_nomem(machine->path);
     return push(machine, value);
 }

@@ -8,6 +8,7 @@
 
 #include "base/buffer.h"
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -163,7 +164,7 @@ static td_status read_entry(const struct td__zip_source *source, const uint8_t *
     member->is_plain = !(load_u16(at + 8) & 1) && load_u16(at + 10) == 0 && packed == member->size;
     if (member->header_at > source->size || packed > source->size - member->header_at)
         return damaged(source, "a member is outside of it");
-    member->name = strndup((const char *)at + ENTRY_SIZE, name);
+    member->name = td__text_copy(at + ENTRY_SIZE, name);
     return member->name ? TD_OK : td__fail_nomem(source->path);
 }
 

@@ -1,5 +1,6 @@
 /* Msgpack to values; see codec.h. Nothing here trusts the bytes. */
 #include "base/fail.h"
+#include "base/text.h"
 #include "rpc/codec.h"
 #include "rpc/rpc_registry.h"
 
@@ -119,7 +120,7 @@ static char *get_key(struct decoder *decoder)
         return NULL;
     if (!td__is_utf8(text, size))
         return invalid("a key is not UTF-8");
-    char *key = strndup(text, size);
+    char *key = td__text_copy(text, size);
     if (!key)
         td__fail_nomem("rpc");
     return key;
