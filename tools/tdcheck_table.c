@@ -288,7 +288,8 @@ const struct check_row check_rows[] = {
      .tolerance = 64,
      .shapes = "3x5 3x5 5 5 : 1 0; 3x5 - 5 5 : 1 0; 3x5 3x5 - - : 1 0; 2x3x5 2x3x5 3x5 3x5 : 2 0; "
                "0x5 0x5 5 5 : 1 0; 9x64 9x64 64 64 : 1 0; 5x516 5x516 516 - : 1 0; "
-               "3x1028 3x1028 1028 1028 : 1 0; 1700x8 1700x8 8 8 : 1 0"},
+               "3x1028 3x1028 1028 1028 : 1 0; 1700x8 1700x8 8 8 : 1 0; 3x5 3x5 5 5 : 1 0 1; "
+               "3x5 - 5 5 : 1 0 1; 9x64 - 64 64 : 1 0 1; 3x1028 - 1028 - : 1 0 1"},
     {.name = "add_layer_norm of f32 with bf16",
      .call = check_add_layer_norm,
      .dtypes = BIT(TD_F32),
@@ -296,7 +297,8 @@ const struct check_row check_rows[] = {
      .values = "nnpn",
      .tolerance = 64,
      .shapes = "3x5 3x5 5 5 : 1 2; 3x5 - 5 5 : 1 1; 9x64 9x64 64 64 : 1 2; 9x64 - 64 64 : 1 1; "
-               "3x1028 3x1028 1028 1028 : 1 2; 5x768 5x768 768 768 : 1 1"},
+               "3x1028 3x1028 1028 1028 : 1 2; 5x768 5x768 768 768 : 1 1; "
+               "9x64 9x64 64 64 : 1 2 1; 9x64 - 64 64 : 1 1 1; 3x5 - 5 5 : 1 1 1"},
 
     /* Attention. With a mask that is added the host looks for rows without any column, and waits for that. */
     {.name = "attention",

@@ -368,7 +368,8 @@ typedef struct td_kernels {
                                 const td_tensor *x, const td_tensor *residual,
                                 const td_tensor *weight, const td_tensor *bias, double eps);
     /** grad_x and grad_residual: both grad_sum + the gradient of layer_norm, each rounded once to its dtype, as the
-     *  library's own sum of the two need not be. grad_sum may be NULL, and each of the four results. */
+     *  library's own sum of the two need not be. grad_sum may be NULL, and each of the four results; without a residual
+     *  grad_residual is, and grad_sum need not be. */
     td_status (*add_layer_norm_grad)(td_tensor *grad_x, td_tensor *grad_residual,
                                      td_tensor *grad_weight, td_tensor *grad_bias,
                                      const td_tensor *grad_y, const td_tensor *grad_sum,
