@@ -156,6 +156,15 @@ CALL(linear)
 {
     return td_f_linear(x[0], x[1], x[2]);
 }
+/* Of f32 under autocast to bf16: the host rounds gradients of weights to bf16, a device need not. */
+CALL(linear_autocast)
+{
+    td_autocast scope = td_autocast_begin(td_device_kind(td_tensor_device(x[0])),
+                                          &(td_autocast_options){.dtype = TD_BF16});
+    td_tensor *y = td_f_linear(x[0], x[1], x[2]);
+    td_autocast_end(&scope);
+    return y ? td_to_dtype(y, c->dtype) : NULL; /* f64 is not cast */
+}
 CALL(mlp)
 {
     return td__f_mlp(x[0], x[1], x[2], x[3], x[4]);

@@ -232,6 +232,13 @@ const struct check_row check_rows[] = {
      .shapes = "5x2x3 5x3x4; 1x7x1 1x1x7; 0x2x3 0x3x2; 3x17x5 3x5x33"},
     CALLS(linear, FLOATS, CHECK_ABSOLUTE, "nnn",
           "5x3 4x3 4; 5x3 4x3 -; 2x3x7 5x7 5; 7 3x7 3; 0x3 4x3 4; 33x65 17x65 17"),
+    {.name = "linear under autocast",
+     .call = check_linear_autocast,
+     .dtypes = BIT(TD_F32),
+     .flags = CHECK_ABSOLUTE,
+     .values = "nnn",
+     .tolerance = 4 * 65536, /* units of f32: 4 of bf16 */
+     .shapes = "5x3 4x3 4; 16x8 24x8 24; 2x8x40 16x40 -; 33x65 17x65 17; 0x8 8x8 8; 48x64 64x64 64"},
     CALLS(
         mlp, FLOATS, CHECK_ABSOLUTE, "nnnnn",
         "5x3 4x3 4 2x4 2; 2x3x7 8x7 8 5x8 5; 0x3 8x3 8 4x8 4; 33x17 40x17 40 24x40 24; 16x8 16x8 16 8x16 8"),

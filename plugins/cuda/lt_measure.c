@@ -80,7 +80,7 @@ static size_t bytes_of_out(const struct lt_shape *shape)
 {
     int64_t elements = (shape->m - 1) * shape->out_ld + shape->n +
                        (shape->batches - 1) * shape->out_batch;
-    return (size_t)elements * td_dtype_size((td_dtype)shape->dtype);
+    return (size_t)elements * td_dtype_size(shape->is_wide ? TD_F32 : (td_dtype)shape->dtype);
 }
 
 /* Memory for the workspace, and for the results where the real ones must stay. */
