@@ -238,7 +238,8 @@ const struct check_row check_rows[] = {
      .flags = CHECK_ABSOLUTE,
      .values = "nnn",
      .tolerance = 4 * 65536, /* units of f32: 4 of bf16 */
-     .shapes = "5x3 4x3 4; 16x8 24x8 24; 2x8x40 16x40 -; 33x65 17x65 17; 0x8 8x8 8; 48x64 64x64 64"},
+     .shapes =
+         "5x3 4x3 4; 16x8 24x8 24; 2x8x40 16x40 -; 33x65 17x65 17; 0x8 8x8 8; 48x64 64x64 64"},
     CALLS(
         mlp, FLOATS, CHECK_ABSOLUTE, "nnnnn",
         "5x3 4x3 4 2x4 2; 2x3x7 8x7 8 5x8 5; 0x3 8x3 8 4x8 4; 33x17 40x17 40 24x40 24; 16x8 16x8 16 8x16 8"),
