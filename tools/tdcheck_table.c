@@ -232,7 +232,7 @@ const struct check_row check_rows[] = {
      .shapes = "5x2x3 5x3x4; 1x7x1 1x1x7; 0x2x3 0x3x2; 3x17x5 3x5x33"},
     CALLS(linear, FLOATS, CHECK_ABSOLUTE, "nnn",
           "5x3 4x3 4; 5x3 4x3 -; 2x3x7 5x7 5; 7 3x7 3; 0x3 4x3 4; 33x65 17x65 17"),
-    {.name = "linear under autocast",
+    {.name = "linear_autocast",
      .call = check_linear_autocast,
      .dtypes = BIT(TD_F32),
      .flags = CHECK_ABSOLUTE,
