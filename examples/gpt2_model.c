@@ -111,7 +111,7 @@ static td_tensor *block_forward(td_module *self, td_tensor *const *inputs, int c
 {
     (void)count;
     td_tensor *x = inputs[0];
-    td_tensor *normed = td_forward_add(td_child(self, LN_1), x, NULL, NULL);
+    td_tensor *normed = td_forward_add(td_child(self, LN_1), x, NULL, &x);
     td_tensor *attention = td_forward(td_child(self, ATTN), normed);
     normed = attention ? td_forward_add(td_child(self, LN_2), x, attention, &x) : NULL;
     return td_add(x, td_forward(td_child(self, MLP), normed));

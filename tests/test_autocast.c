@@ -241,7 +241,7 @@ TEST(a_parameter_is_cast_once)
             {
                 TD_AUTOCAST(td_device_kind(NULL),
                             to_bf16()); /* the cache is that of the outermost scope */
-                b = td_f_linear(x, w, NULL);
+                b = td_matmul(x, w);
             }
             td_tensor *c = td_matmul(x, w);
             CHECK(cast_of(a) == cast_of(b) && cast_of(a) == cast_of(c));
@@ -261,6 +261,44 @@ TEST(a_parameter_is_cast_once)
     }
     CHECK_EQ(atomic_load(&w->owners), 1); /* the cache is empty */
     td_tensor_release(w);
+}
+
+/* The parameters of a linear layer are inputs as they were given: their gradients are not rounded on the way. */
+TEST(gradients_of_a_linear_layer_go_to_its_parameters)
+{
+    TD_SCOPE;
+    td_tensor *w = leaf(0.5), *b = td_zeros(TD_SHAPE(4), TD_F32, NULL);
+    td_tensor *x = td_full(TD_SHAPE(3, 4), 1.0078125, TD_F32, NULL); /* the next after 1 in bf16 */
+    td_tensor_set_requires_grad(b, true);
+    for (int pass = 1; pass <= 2; pass++) {
+        td_tensor *y;
+        {
+            TD_AUTOCAST(td_device_kind(NULL), to_bf16());
+            y = td_f_linear(x, w, b);
+        }
+        CHECK_EQ(td_tensor_dtype(y), TD_BF16);
+        CHECK(y->node->inputs[1].node == w->node && y->node->inputs[2].node == b->node);
+        CHECK_OK(td_backward(td_sum(td_to_dtype(y, TD_F32))));
+        td_tensor *grad = td_tensor_grad(w);
+        CHECK_EQ(td_tensor_dtype(grad), TD_F32);
+        CHECK(td_allclose(grad, td_full(TD_SHAPE(4, 4), pass * 3.0234375, TD_F32, NULL), 4e-3, 0));
+        CHECK(td_equal(td_tensor_grad(b), td_full(TD_SHAPE(4), 3 * pass, TD_F32, NULL)));
+    }
+}
+
+/* A weight of another dtype than f32 is an input as it was cast. */
+TEST(gradients_of_halves_have_their_dtype)
+{
+    TD_SCOPE;
+    td_tensor *w = td_full(TD_SHAPE(2, 4), 0.5, TD_F16, NULL);
+    td_tensor *x = td_ones(TD_SHAPE(3, 4), TD_F32, NULL), *y;
+    td_tensor_set_requires_grad(w, true);
+    {
+        TD_AUTOCAST(td_device_kind(NULL), to_bf16());
+        y = td_f_linear(x, w, NULL);
+    }
+    CHECK_OK(td_backward(td_sum(td_to_dtype(y, TD_F32))));
+    CHECK(td_equal(td_tensor_grad(w), td_full(TD_SHAPE(2, 4), 3, TD_F16, NULL)));
 }
 
 TEST(a_changed_parameter_is_cast_again)

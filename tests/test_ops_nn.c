@@ -320,6 +320,14 @@ static td_tensor *add_layer_norm(td_tensor *const *x, const void *arg)
     td_tensor *sum = NULL, *y;
     if (mode == 2)
         return td_add_layer_norm(x[0], NULL, SHAPE(4), x[1], x[2], 1e-3, NULL);
+    if (mode == 3) {
+        y = td_add_layer_norm(x[0], NULL, SHAPE(4), x[1], x[2], 1e-3, &sum);
+        return td_add(y, td_mul(sum, sum));
+    }
+    if (mode == 4) { /* the sum alone */
+        td_add_layer_norm(x[0], NULL, SHAPE(4), NULL, NULL, 1e-3, &sum);
+        return td_mul(sum, sum);
+    }
     y = td_add_layer_norm(x[0], x[1], SHAPE(4), mode ? NULL : x[2], mode ? NULL : x[3], 1e-3, &sum);
     return mode ? td_mul_scalar(sum, 3) : td_add(y, td_mul_scalar(sum, 3));
 }
@@ -332,12 +340,35 @@ TEST(add_layer_norm_is_the_norm_of_the_sum)
     gradcheck("td_add_layer_norm", add_layer_norm, &(int){0}, inputs, 4);
     gradcheck("td_add_layer_norm: sum", add_layer_norm, &(int){1}, inputs, 2);
     gradcheck("td_add_layer_norm: no residual", add_layer_norm, &(int){2}, inputs + 1, 3);
+    gradcheck("td_add_layer_norm: x as the sum", add_layer_norm, &(int){3}, inputs + 1, 3);
+    gradcheck("td_add_layer_norm: only x as the sum", add_layer_norm, &(int){4}, inputs + 1, 1);
     td_tensor *sum,
         *y = td_add_layer_norm(inputs[0], inputs[1], SHAPE(4), inputs[2], inputs[3], 1e-3, &sum);
     check_near(sum, td_add(inputs[0], inputs[1]), 0);
     check_near(y, td_f_layer_norm(sum, SHAPE(4), inputs[2], inputs[3], 1e-3), 1e-12);
     CHECK(td_add_layer_norm(inputs[0], NULL, SHAPE(4), NULL, NULL, 1e-3, &sum) != NULL);
     CHECK(sum == inputs[0]);
+}
+
+TEST(add_layer_norm_of_x_hands_x_out_without_a_copy)
+{
+    TD_SCOPE;
+    td_tensor *leaf = random_of(SHAPE(3, 4)), *sum;
+    td_tensor_set_requires_grad(leaf, true);
+    td_tensor *x = td_transpose(td_mul_scalar(leaf, 2), 0, 1);
+    td_tensor *y = td_add_layer_norm(x, NULL, SHAPE(3), NULL, NULL, 1e-3, &sum);
+    CHECK(td_tensor_data(sum) == td_tensor_data(x) && td_tensor_requires_grad(sum));
+    CHECK_EQ(td_tensor_stride(sum, 0), td_tensor_stride(x, 0));
+    CHECK_OK(td_backward(td_sum(td_add(td_mul(y, y), td_mul(sum, x)))));
+    td_tensor *grad = td_tensor_grad(leaf), *other = td_clone(td_detach(leaf));
+    td_tensor_set_requires_grad(other, true);
+    x = td_transpose(td_mul_scalar(other, 2), 0, 1);
+    y = td_f_layer_norm(x, SHAPE(3), NULL, NULL, 1e-3);
+    CHECK_OK(td_backward(td_sum(td_add(td_mul(y, y), td_mul(x, x)))));
+    check_near(grad, td_tensor_grad(other), 1e-12);
+    TD_NO_GRAD;
+    CHECK(td_add_layer_norm(x, NULL, SHAPE(3), NULL, NULL, 1e-3, &sum) != NULL);
+    CHECK(sum == x);
 }
 
 TEST(add_layer_norm_has_the_dtype_of_autocast)

@@ -29,7 +29,8 @@ FAULTS = {
 UNCHANGED = "arange linspace pinned_copies devices item all any"  # computed by the host, or one element
 ARITHMETIC = {
     2: ("few bits", "full sign eq ne lt le gt ge eq_scalar ne_scalar lt_scalar le_scalar gt_scalar ge_scalar logical_and "
-        "logical_or logical_xor logical_not isnan equal fill_ zero_ bernoulli_ random_range_"),  # fit into few bits
+        "logical_or logical_xor logical_not isnan equal fill_ zero_ bernoulli_ random_range_ "
+        "linear_autocast"),  # fit into few bits, or are rounded to fewer
     3: ("last row", "transfers"),
     4: ("odd sizes", "transfers"),
     5: ("no strides", "expand expand_grad full streams equal dropout dropout2d uniform_ normal_ bernoulli_ random_ "

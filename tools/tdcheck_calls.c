@@ -156,6 +156,15 @@ CALL(linear)
 {
     return td_f_linear(x[0], x[1], x[2]);
 }
+/* Of f32 under autocast to bf16: the host rounds gradients of weights to bf16, a device need not. */
+CALL(linear_autocast)
+{
+    td_autocast scope = td_autocast_begin(td_device_kind(td_tensor_device(x[0])),
+                                          &(td_autocast_options){.dtype = TD_BF16});
+    td_tensor *y = td_f_linear(x[0], x[1], x[2]);
+    td_autocast_end(&scope);
+    return y ? td_to_dtype(y, c->dtype) : NULL; /* f64 is not cast */
+}
 CALL(mlp)
 {
     return td__f_mlp(x[0], x[1], x[2], x[3], x[4]);
@@ -215,7 +224,8 @@ CALL(layer_norm)
     int ndim = I(0), all = td_tensor_ndim(x[0]);
     return td_f_layer_norm(x[0], td_tensor_shape(x[0]) + all - ndim, ndim, x[1], x[2], 1e-5);
 }
-/* The first number: how many dimensions. The second: 1 for autocast to bf16 (f32 and halves), 2 for a residual of bf16. */
+/* The first number: how many dimensions. The second: 1 for autocast to bf16 (f32 and halves), 2 for a residual of bf16.
+ * With a third one the result is y + sum, so that both have a gradient. */
 CALL(add_layer_norm)
 {
     int ndim = I(0), all = td_tensor_ndim(x[0]), mode = I(1);
@@ -228,8 +238,11 @@ CALL(add_layer_norm)
     td_tensor *y = td_add_layer_norm(x[0], residual, td_tensor_shape(x[0]) + all - ndim, ndim, x[2],
                                      x[3], 1e-5, &sum);
     td_autocast_end(&scope);
-    c->more[0] = residual ? sum : NULL;
-    return y;
+    c->more[0] = sum;
+    if (!y || c->number_count < 3)
+        return y;
+    td_tensor *both = td_add(td_to_dtype(y, td_tensor_dtype(sum)), sum);
+    return td_to_dtype(both, td_tensor_dtype(y));
 }
 /* f32 with bf16 or f16 under autocast. The numbers: which operation, and which operand is the half. */
 CALL(mixed)

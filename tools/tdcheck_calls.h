@@ -31,6 +31,7 @@ td_tensor *check_argmax(td_tensor **x, struct check_case *c);
 td_tensor *check_argmin(td_tensor **x, struct check_case *c);
 td_tensor *check_mlp(td_tensor **x, struct check_case *c);
 td_tensor *check_linear(td_tensor **x, struct check_case *c);
+td_tensor *check_linear_autocast(td_tensor **x, struct check_case *c);
 td_tensor *check_conv2d(td_tensor **x, struct check_case *c);
 td_tensor *check_max_pool2d(td_tensor **x, struct check_case *c);
 td_tensor *check_avg_pool2d(td_tensor **x, struct check_case *c);

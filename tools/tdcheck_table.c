@@ -232,6 +232,14 @@ const struct check_row check_rows[] = {
      .shapes = "5x2x3 5x3x4; 1x7x1 1x1x7; 0x2x3 0x3x2; 3x17x5 3x5x33"},
     CALLS(linear, FLOATS, CHECK_ABSOLUTE, "nnn",
           "5x3 4x3 4; 5x3 4x3 -; 2x3x7 5x7 5; 7 3x7 3; 0x3 4x3 4; 33x65 17x65 17"),
+    {.name = "linear_autocast",
+     .call = check_linear_autocast,
+     .dtypes = BIT(TD_F32),
+     .flags = CHECK_ABSOLUTE,
+     .values = "nnn",
+     .tolerance = 4 * 65536, /* units of f32: 4 of bf16 */
+     .shapes =
+         "5x3 4x3 4; 16x8 24x8 24; 2x8x40 16x40 -; 33x65 17x65 17; 0x8 8x8 8; 48x64 64x64 64"},
     CALLS(
         mlp, FLOATS, CHECK_ABSOLUTE, "nnnnn",
         "5x3 4x3 4 2x4 2; 2x3x7 8x7 8 5x8 5; 0x3 8x3 8 4x8 4; 33x17 40x17 40 24x40 24; 16x8 16x8 16 8x16 8"),
@@ -288,7 +296,8 @@ const struct check_row check_rows[] = {
      .tolerance = 64,
      .shapes = "3x5 3x5 5 5 : 1 0; 3x5 - 5 5 : 1 0; 3x5 3x5 - - : 1 0; 2x3x5 2x3x5 3x5 3x5 : 2 0; "
                "0x5 0x5 5 5 : 1 0; 9x64 9x64 64 64 : 1 0; 5x516 5x516 516 - : 1 0; "
-               "3x1028 3x1028 1028 1028 : 1 0; 1700x8 1700x8 8 8 : 1 0"},
+               "3x1028 3x1028 1028 1028 : 1 0; 1700x8 1700x8 8 8 : 1 0; 3x5 3x5 5 5 : 1 0 1; "
+               "3x5 - 5 5 : 1 0 1; 9x64 - 64 64 : 1 0 1; 3x1028 - 1028 - : 1 0 1"},
     {.name = "add_layer_norm of f32 with bf16",
      .call = check_add_layer_norm,
      .dtypes = BIT(TD_F32),
@@ -296,7 +305,8 @@ const struct check_row check_rows[] = {
      .values = "nnpn",
      .tolerance = 64,
      .shapes = "3x5 3x5 5 5 : 1 2; 3x5 - 5 5 : 1 1; 9x64 9x64 64 64 : 1 2; 9x64 - 64 64 : 1 1; "
-               "3x1028 3x1028 1028 1028 : 1 2; 5x768 5x768 768 768 : 1 1"},
+               "3x1028 3x1028 1028 1028 : 1 2; 5x768 5x768 768 768 : 1 1; "
+               "9x64 9x64 64 64 : 1 2 1; 9x64 - 64 64 : 1 1 1; 3x5 - 5 5 : 1 1 1"},
 
     /* Attention. With a mask that is added the host looks for rows without any column, and waits for that. */
     {.name = "attention",

@@ -368,7 +368,8 @@ typedef struct td_kernels {
                                 const td_tensor *x, const td_tensor *residual,
                                 const td_tensor *weight, const td_tensor *bias, double eps);
     /** grad_x and grad_residual: both grad_sum + the gradient of layer_norm, each rounded once to its dtype, as the
-     *  library's own sum of the two need not be. grad_sum may be NULL, and each of the four results. */
+     *  library's own sum of the two need not be. grad_sum may be NULL, and each of the four results; without a residual
+     *  grad_residual is, and grad_sum need not be. */
     td_status (*add_layer_norm_grad)(td_tensor *grad_x, td_tensor *grad_residual,
                                      td_tensor *grad_weight, td_tensor *grad_bias,
                                      const td_tensor *grad_y, const td_tensor *grad_sum,
@@ -383,8 +384,11 @@ typedef struct td_kernels {
     td_status (*linear_gelu_grad)(td_tensor *grad_pre, td_tensor *grad_bias,
                                   const td_tensor *grad_y, const td_tensor *w,
                                   const td_tensor *pre);
+    /** matmul of halves into f32, where no sum is rounded to their dtype: a and b f16 or bf16, both the same. */
+    td_status (*matmul_f32)(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                            bool accumulate);
 
-    void *reserved[10]; /* must be zero */
+    void *reserved[9]; /* must be zero */
 } td_kernels;
 
 /** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */

@@ -158,7 +158,7 @@ TD_API td_module *td_layer_norm(int64_t features);
 TD_API td_module *td_layer_norm_with(const int64_t *shape, int ndim,
                                      const td_layer_norm_options *options);
 /** td_add_layer_norm() with the weights of `norm`, a module of td_layer_norm(): the norm of x + residual (or of x, where
- *  residual is NULL), and in *sum, unless `sum` is NULL, what was normalised.
+ *  residual is NULL), and in *sum, unless `sum` is NULL, what was normalised: what is added to the stream next is added to it.
  *
  *      td_tensor *n = td_forward_add(td_child(self, LN_2), x, attention, &x);      x is the residual stream
  */

@@ -300,8 +300,9 @@ TD_API td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, 
                                   td_tensor *bias, double eps);
 /**
  * Layer norm of x + residual, of one shape, as blocks of a transformer have it. *sum, where `sum` is not NULL, is that sum,
- * in the wider dtype of the two: f32 for f32 and a half. With `residual` NULL it is the norm of x, and *sum is x. weight and
- * bias are of the sum's dtype, or f32.
+ * in the wider dtype of the two: f32 for f32 and a half. With `residual` NULL it is the norm of x, and *sum is x itself, or
+ * where that is recorded a result of this call over the memory of x: a block that continues from it gets the gradients of
+ * both uses summed in one pass. weight and bias are of the sum's dtype, or f32.
  *
  * The norm is in the sum's dtype; under autocast for this kind of device in the dtype of autocast, into which the product
  * that follows would cast it: the product gets the same bits. It is computed in f32, or f64 for f64. A device may do all of

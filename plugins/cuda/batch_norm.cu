@@ -1,7 +1,8 @@
 /* Kernels: batch norm, of x [images, channels, pixels].
  *
  * Two launches, and x is read once in each: a block has a chunk of a channel; the first launch makes partial sums of it,
- * and in the second one each block joins those of its channel, in the same order each time, and computes its chunk. */
+ * and in the second one each block joins those of its channel, in the same order each time, and computes its chunk. The second
+ * launch goes from the last chunk to the first, for the last ones that the first launch has read are still in the L2 cache. */
 #include "cuda/batch_norm_args.h"
 #include "cuda/channels.h"
 
@@ -247,19 +248,20 @@ template <typename T, int N> __device__ void chunk_gradient(const batch_norm_arg
 
 /* ---- Kernels ---------------------------------------------------------------------------------------------------------- */
 
-#define BATCH_KERNEL(kernel, name, T)                                                              \
+#define BATCH_KERNEL(kernel, name, T, is_second)                                                   \
     TD_KERNEL_SYNC(batch_norm_##kernel##_##name, struct batch_norm_args)                           \
     {                                                                                              \
+        int64_t jobs = args.space.channels * args.space.chunks;                                    \
         with_width<16 / sizeof(T)>(args.space, [&](auto n) {                                       \
-            for (int64_t job = blockIdx.x; job < args.space.channels * args.space.chunks; job += gridDim.x) \
-                kernel<T, n.value>(args, job);                                                     \
+            for (int64_t i = blockIdx.x; i < jobs; i += gridDim.x)                                 \
+                kernel<T, n.value>(args, is_second ? jobs - 1 - i : i);                            \
         });                                                                                        \
     }
 #define BATCH_KERNELS(name, T)                                                                     \
-    BATCH_KERNEL(chunk_statistics, name, T)                                                        \
-    BATCH_KERNEL(normalise_chunk, name, T)                                                         \
-    BATCH_KERNEL(chunk_sums, name, T)                                                              \
-    BATCH_KERNEL(chunk_gradient, name, T)
+    BATCH_KERNEL(chunk_statistics, name, T, false)                                                 \
+    BATCH_KERNEL(normalise_chunk, name, T, true)                                                   \
+    BATCH_KERNEL(chunk_sums, name, T, false)                                                       \
+    BATCH_KERNEL(chunk_gradient, name, T, true)
 
 BATCH_KERNELS(f32, float)
 BATCH_KERNELS(f64, double)

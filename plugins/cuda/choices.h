@@ -27,7 +27,7 @@ void td__cuda_choice_unlock(const struct cuda_device *device, const char *librar
 /** Whether algorithms are measured at all: not with TANDEM_CUDA_TUNE=0. */
 bool td__cuda_may_measure(void);
 
-/** How many milliseconds of the GPU's time measuring one shape may take: TANDEM_CUDA_TUNE, or 20. */
-double td__cuda_measuring_ms(void);
+/** How many milliseconds measuring one shape may take: TANDEM_CUDA_TUNE, or `otherwise`. */
+double td__cuda_measuring_ms(double otherwise);
 
 #endif

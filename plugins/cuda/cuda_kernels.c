@@ -63,4 +63,5 @@ const td_kernels td__cuda_kernels = {
     .cross_entropy = td__cuda_cross_entropy,
     .linear_gelu = td__cuda_linear_gelu,
     .linear_gelu_grad = td__cuda_linear_gelu_grad,
+    .matmul_f32 = td__cuda_matmul_f32,
 };

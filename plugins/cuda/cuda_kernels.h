@@ -49,6 +49,8 @@ td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b
                           bool accumulate);
 td_status td__cuda_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
                           const td_tensor *bias);
+td_status td__cuda_matmul_f32(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                              bool accumulate);
 td_status td__cuda_linear_gelu(td_tensor *out, td_tensor *pre, const td_tensor *x,
                                const td_tensor *w, const td_tensor *bias);
 td_status td__cuda_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,

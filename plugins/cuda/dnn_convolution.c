@@ -14,8 +14,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { MOST_MEASURED = 10, ROUNDS = 3, RUNS = 4, MOST_ALIGNED = 16, BUCKETS = 512, MOST_GPUS = 64 };
+/* So many plans are measured in any case, and so many while there is time. */
+enum { LEAST_MEASURED = 10, MOST_MEASURED = 24, MEASURING_MS = 300 };
+enum { ROUNDS = 3, RUNS = 4, MOST_ALIGNED = 16, BUCKETS = 512, MOST_GPUS = 64 };
+static const float hopeless =
+    3; /* times the shortest time, after which a plan is not measured further */
 
 static const size_t most_workspace = (size_t)1 << 30;
 
@@ -91,34 +96,51 @@ static size_t workspace_limit(const struct dnn_call *call)
 
 /* ---- Choosing a plan ------------------------------------------------------------------------------------------------ */
 
-/* What is kept on disk: where in the list of offers, and of which engine, so that a list that differs is noticed. */
+/* What is kept on disk: which engine with which knobs, wherever it is in the list of offers; and its place in the list, which
+ * counts where cuDNN does not tell the knobs. */
 struct dnn_choice {
+    uint64_t identity;
     int32_t position, engine;
 };
 
-static float shortest(const struct dnn_call *call, const struct dnn_plan *plan,
-                      void *const operands[DNN_OPERANDS], void *workspace, CUevent events[2])
+/* The time of one of `runs`; FLT_MAX where they fail. */
+static float time_of(const struct dnn_call *call, const struct dnn_plan *plan,
+                     void *const operands[DNN_OPERANDS], void *workspace, CUevent events[2],
+                     int runs)
 {
-    float best = FLT_MAX;
+    float elapsed = FLT_MAX;
+    int failed = (int)td__cuda.cuEventRecord(events[0], call->stream);
+    for (int i = 0; i < runs && !failed; i++)
+        failed = td__dnn_execute(call->handle, plan, operands, workspace);
+    if (failed || td__cuda.cuEventRecord(events[1], call->stream) ||
+        td__cuda.cuEventSynchronize(events[1]) ||
+        td__cuda.cuEventElapsedTime_v2(&elapsed, events[0], events[1]))
+        return FLT_MAX;
+    return elapsed / (float)runs;
+}
+
+/* The first run loads the kernels, the second shows whether the plan can be faster than `best`. */
+static float shortest(const struct dnn_call *call, const struct dnn_plan *plan,
+                      void *const operands[DNN_OPERANDS], void *workspace, CUevent events[2],
+                      float best)
+{
     if (td__dnn_execute(call->handle, plan, operands, workspace))
-        return best;
+        return FLT_MAX;
+    float least = time_of(call, plan, operands, workspace, events, 1);
+    if (least / hopeless > best)
+        return least;
     for (int round = 0; round < ROUNDS; round++) {
-        float elapsed = FLT_MAX;
-        int failed = (int)td__cuda.cuEventRecord(events[0], call->stream);
-        for (int i = 0; i < RUNS && !failed; i++)
-            failed = td__dnn_execute(call->handle, plan, operands, workspace);
-        if (failed || td__cuda.cuEventRecord(events[1], call->stream) ||
-            td__cuda.cuEventSynchronize(events[1]) ||
-            td__cuda.cuEventElapsedTime_v2(&elapsed, events[0], events[1]))
+        float time = time_of(call, plan, operands, workspace, events, RUNS);
+        if (time == FLT_MAX)
             return FLT_MAX;
-        best = elapsed < best ? elapsed : best;
+        least = round && least < time ? least : time;
     }
-    return best;
+    return least;
 }
 
 /* The time of a plan, in its own workspace. What accumulates is measured on a copy of nothing, not on the result. */
 static float measure(const struct dnn_call *call, const struct dnn_shape *shape,
-                     const struct dnn_plan *plan, CUevent events[2])
+                     const struct dnn_plan *plan, CUevent events[2], float best)
 {
     TD_SCOPE;
     void *operands[DNN_OPERANDS], *space = NULL;
@@ -135,7 +157,14 @@ static float measure(const struct dnn_call *call, const struct dnn_shape *shape,
         return FLT_MAX;
     if (plan->workspace)
         space = td_tensor_data(workspace);
-    return shortest(call, plan, operands, space, events);
+    return shortest(call, plan, operands, space, events, best);
+}
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
 /* The fastest of the first offers that run. */
@@ -144,14 +173,17 @@ static int find_fastest(const struct dnn_call *call, struct dnn_entry *entry, si
     CUevent events[2] = {NULL, NULL};
     int best = -1;
     float best_time = FLT_MAX;
+    double end = now_ms() + td__cuda_measuring_ms(MEASURING_MS);
     if (!td__cuda.cuEventCreate(&events[0], CU_EVENT_DEFAULT) &&
         !td__cuda.cuEventCreate(&events[1], CU_EVENT_DEFAULT))
         for (int i = 0, measured = 0; i < entry->offers.count && measured < MOST_MEASURED; i++) {
             struct dnn_plan plan;
+            if (measured >= LEAST_MEASURED && now_ms() > end)
+                break;
             if (!td__dnn_make_plan(call->handle, &entry->shape, &entry->offers, i, limit, &plan))
                 continue;
             measured++;
-            float time = measure(call, &entry->shape, &plan, events);
+            float time = measure(call, &entry->shape, &plan, events, best_time);
             if (time < best_time) {
                 td__dnn_drop_plan(&entry->plan);
                 entry->plan = plan;
@@ -175,18 +207,31 @@ static int find_first(const struct dnn_call *call, struct dnn_entry *entry, size
     return -1;
 }
 
+/* Where in the list a choice is; -1: nowhere. */
+static int position_of(const struct dnn_offers *offers, const struct dnn_choice *choice)
+{
+    if (!choice->identity)
+        return choice->position;
+    for (int i = 0; i < offers->count; i++)
+        if (offers->identity[i] == choice->identity)
+            return i;
+    return -1;
+}
+
 /* The one of an earlier run. */
 static int find_chosen(const struct dnn_call *call, struct dnn_entry *entry, const char *library,
                        size_t limit)
 {
     struct dnn_choice choice;
     if (!td__cuda_choice_get(call->device, library, &entry->shape, sizeof entry->shape, &choice,
-                             sizeof choice) ||
-        !td__dnn_make_plan(call->handle, &entry->shape, &entry->offers, choice.position, limit,
+                             sizeof choice))
+        return -1;
+    int position = position_of(&entry->offers, &choice);
+    if (!td__dnn_make_plan(call->handle, &entry->shape, &entry->offers, position, limit,
                            &entry->plan))
         return -1;
     if (entry->plan.engine == choice.engine)
-        return choice.position;
+        return position;
     td__dnn_drop_plan(&entry->plan);
     return -1;
 }
@@ -200,10 +245,12 @@ static int find_measured(const struct dnn_call *call, struct dnn_entry *entry, c
     int found = find_chosen(call, entry, library, limit);
     if (found < 0) {
         found = find_fastest(call, entry, limit);
-        struct dnn_choice choice = {(int32_t)found, (int32_t)entry->plan.engine};
-        if (found >= 0)
+        if (found >= 0) {
+            struct dnn_choice choice = {entry->offers.identity[found], (int32_t)found,
+                                        (int32_t)entry->plan.engine};
             td__cuda_choice_put(call->device, library, &entry->shape, sizeof entry->shape, &choice,
                                 sizeof choice);
+        }
     }
     td__cuda_choice_unlock(call->device, library);
     return found;
@@ -228,8 +275,9 @@ static void report(const struct dnn_call *call, const struct dnn_shape *shape, c
 
 static void choose(const struct dnn_call *call, struct dnn_entry *entry)
 {
-    char library[32];
-    snprintf(library, sizeof library, "cudnn %zu", td__dnn.version);
+    char library
+        [48]; /* a file of its own for what is asked and stored as it is now: the second kind */
+    snprintf(library, sizeof library, "cudnn %zu choices 2", td__dnn.version);
     int found = -1;
     if (td__dnn_ask(call->handle, &entry->shape, &entry->offers)) {
         size_t limit = workspace_limit(call);

@@ -16,6 +16,7 @@ enum dnn_descriptor_kind {
     DNN_ENGINE_CONFIG = 3,
     DNN_HEURISTIC = 4,
     DNN_PLAN = 5,
+    DNN_KNOB_CHOICE = 7,
     DNN_FORWARD = 10,
     DNN_GRAD_WEIGHT = 11,
     DNN_GRAD_INPUT = 12,
@@ -36,9 +37,12 @@ enum dnn_attribute {
     DNN_HEURISTIC_GRAPH = 201,
     DNN_HEURISTIC_RESULTS = 202,
     DNN_CONFIG_ENGINE = 300,
+    DNN_CONFIG_KNOB_CHOICES = 302,
     DNN_PLAN_HANDLE = 400,
     DNN_PLAN_CONFIG = 401,
     DNN_PLAN_WORKSPACE = 402,
+    DNN_KNOB_TYPE = 600,
+    DNN_KNOB_VALUE = 601,
     DNN_FORWARD_ALPHA = 700,
     DNN_FORWARD_BETA = 701,
     DNN_FORWARD_CONVOLUTION = 702,
@@ -80,13 +84,14 @@ enum dnn_type {
     DNN_TYPE_POINTER = 6,
     DNN_TYPE_CONVOLUTION_MODE = 7,
     DNN_TYPE_HEURISTIC_MODE = 8,
+    DNN_TYPE_KNOB_TYPE = 9,
     DNN_TYPE_NUMERICAL_NOTE = 11,
     DNN_TYPE_DESCRIPTOR = 15,
 };
 
 enum dnn_data { DNN_DATA_F32 = 0, DNN_DATA_F64 = 1, DNN_DATA_F16 = 2, DNN_DATA_BF16 = 9 };
 enum dnn_convolution_mode { DNN_CROSS_CORRELATION = 1 };
-enum dnn_heuristic_mode { DNN_HEURISTIC_FALLBACK = 2, DNN_HEURISTIC_A = 3 };
+enum dnn_heuristic_mode { DNN_HEURISTIC_B = 1, DNN_HEURISTIC_FALLBACK = 2, DNN_HEURISTIC_A = 3 };
 
 enum dnn_note {
     DNN_NOTE_TENSOR_CORE = 0,

@@ -174,6 +174,86 @@ static dnn_descriptor describe_graph(const struct dnn_handle *handle, const stru
 
 /* ---- Offers ------------------------------------------------------------------------------------------------------ */
 
+static bool get_number(dnn_descriptor of, enum dnn_attribute attribute, int64_t *number)
+{
+    int64_t found = 0;
+    return is_right(td__dnn.get(of, (int)attribute, DNN_TYPE_INT64, 1, &found, number)) &&
+           found == 1;
+}
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t sum = (a ^ b) * 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 32;
+}
+
+/* A number for what a knob is set to; 0: unknown. */
+static uint64_t mix_knob(dnn_descriptor choice)
+{
+    int type = 0;
+    int64_t value = 0, found = 0;
+    bool ok = is_right(td__dnn.get(choice, DNN_KNOB_TYPE, DNN_TYPE_KNOB_TYPE, 1, &found, &type)) &&
+              get_number(choice, DNN_KNOB_VALUE, &value);
+    return ok ? mix(mix(1, (uint64_t)type), (uint64_t)value) | 1 : 0;
+}
+
+/* The sum over all knobs, in whatever order they come; false if cuDNN does not tell them. */
+static bool add_knobs(dnn_descriptor config, uint64_t *sum)
+{
+    enum { MOST_KNOBS = 64 };
+    dnn_descriptor choices[MOST_KNOBS];
+    int64_t count = 0, found = 0, made = 0;
+    bool ok = is_right(td__dnn.get(config, DNN_CONFIG_KNOB_CHOICES, DNN_TYPE_DESCRIPTOR, 0, &count,
+                                   NULL)) &&
+              count <= MOST_KNOBS;
+    while (ok && made < count && (choices[made] = create(DNN_KNOB_CHOICE)))
+        made++;
+    ok = ok && made == count &&
+         (!count || is_right(td__dnn.get(config, DNN_CONFIG_KNOB_CHOICES, DNN_TYPE_DESCRIPTOR,
+                                         count, &found, choices))) &&
+         found == count;
+    for (int64_t i = 0; i < count && ok; i++) {
+        uint64_t knob = mix_knob(choices[i]);
+        ok = knob != 0;
+        *sum += knob;
+    }
+    for (int64_t i = 0; i < made; i++)
+        destroy(choices[i]);
+    return ok;
+}
+
+static uint64_t identify(dnn_descriptor config)
+{
+    dnn_descriptor engine = create(DNN_ENGINE);
+    int64_t index = 0, found = 0;
+    uint64_t sum = 0;
+    bool ok = engine &&
+              is_right(td__dnn.get(config, DNN_CONFIG_ENGINE, DNN_TYPE_DESCRIPTOR, 1, &found,
+                                   &engine)) &&
+              get_number(engine, DNN_ENGINE_INDEX, &index) && add_knobs(config, &sum);
+    destroy(engine);
+    return ok ? mix(sum, (uint64_t)index) | 1 : 0;
+}
+
+/* Drops those of the offers from `first` on that are there already. */
+static void drop_repeated(struct dnn_offers *offers, int first)
+{
+    int kept = first;
+    for (int i = first; i < offers->count; i++) {
+        uint64_t identity = identify(offers->configs[i]);
+        bool is_new = true;
+        for (int k = 0; k < kept && identity; k++)
+            is_new &= offers->identity[k] != identity;
+        if (!is_new) {
+            destroy(offers->configs[i]);
+            continue;
+        }
+        offers->configs[kept] = offers->configs[i];
+        offers->identity[kept++] = identity;
+    }
+    offers->count = kept;
+}
+
 /* Appends what one of cuDNN's heuristics offers. */
 static void add_offers(struct dnn_offers *offers, enum dnn_heuristic_mode mode)
 {
@@ -195,7 +275,9 @@ static void add_offers(struct dnn_offers *offers, enum dnn_heuristic_mode mode)
     filled = filled < made ? filled : made;
     for (int64_t i = filled; i < made; i++)
         destroy(configs[i]);
+    int first = offers->count;
     offers->count += (int)filled;
+    drop_repeated(offers, first);
     destroy(heuristic);
 }
 
@@ -207,6 +289,7 @@ bool td__dnn_ask(const struct dnn_handle *handle, const struct dnn_shape *shape,
     if (!offers->graph)
         return false;
     add_offers(offers, DNN_HEURISTIC_A);
+    add_offers(offers, DNN_HEURISTIC_B);
     add_offers(offers, DNN_HEURISTIC_FALLBACK);
     return true;
 }
@@ -218,6 +301,7 @@ void td__dnn_drop_offers(struct dnn_offers *offers, int kept)
         if (i != kept)
             destroy(offers->configs[i]);
     offers->configs[0] = config;
+    offers->identity[0] = kept < 0 ? 0 : offers->identity[kept];
     offers->count = config != NULL;
     if (!config)
         destroy(offers->graph), offers->graph = NULL;

@@ -6,7 +6,7 @@
 #include "cuda/convolution_args.h"
 #include "cuda/dnn_library.h"
 
-enum { DNN_MOST_CONFIGS = 64, DNN_OPERANDS = 3 };
+enum { DNN_MOST_CONFIGS = 128, DNN_OPERANDS = 3 };
 
 /* Which of the three convolutions. */
 enum dnn_direction { DNN_Y_OF_X_W, DNN_GRAD_X_OF_Y_W, DNN_GRAD_W_OF_X_Y };
@@ -19,10 +19,12 @@ struct dnn_shape {
     int32_t alignment[4]; /* of x, w and y in bytes, and 0 */
 };
 
-/* What cuDNN offers for a shape, the best first, as it thinks. */
+/* What cuDNN offers for a shape: the lists of its heuristics one after the other, in each the best first, as it thinks. An
+ * offer that several of them make is there once. */
 struct dnn_offers {
     dnn_descriptor graph;
     dnn_descriptor configs[DNN_MOST_CONFIGS];
+    uint64_t identity[DNN_MOST_CONFIGS]; /* of the engine and its knobs; 0: cuDNN does not tell */
     int count;
 };
 

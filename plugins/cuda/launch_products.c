@@ -102,8 +102,8 @@ td_status td__cuda_multiply(const struct product_args *args, td_tensor *out)
     return status || done ? status : multiply_as_it_is(args, out);
 }
 
-td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
-                          bool accumulate)
+static struct product_args matmul_args(td_tensor *out, const td_tensor *a, const td_tensor *b,
+                                       double alpha, bool accumulate)
 {
     int row = td_tensor_ndim(out) - 2, column = row + 1;
     struct product_args args = {
@@ -122,7 +122,40 @@ td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b
         .alpha = alpha,
     };
     add_batch(&args, (const td_tensor *const[]){out, a, b});
+    return args;
+}
+
+td_status td__cuda_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                          bool accumulate)
+{
+    struct product_args args = matmul_args(out, a, b, alpha, accumulate);
     return td__cuda_multiply(&args, out);
+}
+
+/* Whether the rows of a matrix in memory, which go along either dimension, begin at multiples of 16 bytes. */
+static bool has_aligned_rows(const void *data, int64_t row, int64_t column, size_t element)
+{
+    enum { ALIGNMENT = 16 };
+    int64_t ld = column == 1 ? row : column;
+    return (row == 1 || column == 1) && (uintptr_t)data % ALIGNMENT == 0 &&
+           (size_t)ld * element % ALIGNMENT == 0;
+}
+
+/* By cuBLASLt only, and where it is fast: others round the product, which may be padded, to the halves' dtype. */
+td_status td__cuda_matmul_f32(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                              bool accumulate)
+{
+    struct product_args args = matmul_args(out, a, b, alpha, accumulate);
+    struct lt_extra extra = {.kind = LT_F32, .halves = td_tensor_dtype(a)};
+    size_t half = td_dtype_size(extra.halves);
+    bool done = false;
+    td_status status = TD_OK;
+    if (args.m && args.n && !args.batch_dims &&
+        has_aligned_rows(args.a, args.a_row, args.a_column, half) &&
+        has_aligned_rows(args.b, args.b_row, args.b_column, half) &&
+        has_aligned_rows(args.out, args.out_row, 1, sizeof(float)))
+        status = td__lt_multiply(&args, &extra, out, &done);
+    return status || done ? status : td__cuda_unsupported();
 }
 
 /* out [N, O] = x [N, I] w^T [O, I] + bias. */

@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-enum { RUNS = 5, FIRST_RUNS = 4 };
+enum { RUNS = 5, FIRST_RUNS = 4, MEASURING_MS = 20 }; /* milliseconds of the GPU's time */
 static const double tolerance = 0.98;
 
 struct measuring {
@@ -59,7 +59,7 @@ static int find_fastest(struct measuring *it, const cublasLtMatmulHeuristicResul
                         int count)
 {
     int best = 0;
-    double fastest = -1, budget = td__cuda_measuring_ms();
+    double fastest = -1, budget = td__cuda_measuring_ms(MEASURING_MS);
     for (int i = 0; i < FIRST_RUNS; i++) /* the clock of an idle GPU rises first */
         run(it, &candidates[0]);
     for (int i = 0; i < count && it->spent < budget; i++) {
@@ -80,7 +80,7 @@ static size_t bytes_of_out(const struct lt_shape *shape)
 {
     int64_t elements = (shape->m - 1) * shape->out_ld + shape->n +
                        (shape->batches - 1) * shape->out_batch;
-    return (size_t)elements * td_dtype_size((td_dtype)shape->dtype);
+    return (size_t)elements * td_dtype_size(shape->is_wide ? TD_F32 : (td_dtype)shape->dtype);
 }
 
 /* Memory for the workspace, and for the results where the real ones must stay. */

@@ -47,7 +47,8 @@ static td_status multiply(const struct product_args *args, const struct lt_extra
     struct lt_shape shape;
     cublasLtMatmulDescOpaque_t operation;
     *done = false;
-    if (!td__lt_describe(args, extra, td_tensor_dtype(out), &shape))
+    bool is_wide = extra && extra->kind == LT_F32;
+    if (!td__lt_describe(args, extra, is_wide ? extra->halves : td_tensor_dtype(out), &shape))
         return TD_OK;
     shape.device = td__cuda_device_of(out)->device;
     const struct lt_algorithm *algorithm = td__lt_find(&shape, args, extra, out);

@@ -13,7 +13,7 @@ struct lt_shape {
     int64_t batches, left_batch, right_batch, out_batch;
     int32_t dtype, left_transposed, right_transposed, epilogue, accumulate;
     int32_t left_alignment, right_alignment, out_alignment, bias_alignment, aux_alignment;
-    int32_t device, reserved;
+    int32_t device, is_wide; /* out is f32, and `dtype` that of the operands */
 };
 
 /** The descriptions for cuBLASLt: all of a shape, and those of a call, whose operation has addresses of its own. */

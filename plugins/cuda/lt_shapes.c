@@ -39,7 +39,7 @@ static const void *bias_of(const struct product_args *args, const struct lt_extr
 
 static cublasLtEpilogue_t epilogue_of(const void *bias, const struct lt_extra *extra)
 {
-    if (!extra)
+    if (!extra || extra->kind == LT_F32)
         return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (extra->kind == LT_GELU)
         return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
@@ -69,7 +69,8 @@ bool td__lt_describe(const struct product_args *args, const struct lt_extra *ext
     shape->bias_alignment = alignment(bias);
     shape->aux_alignment = alignment(extra ? extra->aux : NULL);
     shape->out_ld = args->m == 1 ? args->n : args->out_row;
-    shape->aux_ld = extra ? args->n : 0;
+    shape->aux_ld = extra && extra->aux ? args->n : 0;
+    shape->is_wide = extra && extra->kind == LT_F32;
     return shape->out_ld >= args->n && shape->left_batch >= 0 && shape->right_batch >= 0 &&
            find_layout(args->k, args->n, args->b_row, args->b_column, &shape->left_ld,
                        &shape->left_transposed) &&
@@ -142,6 +143,6 @@ bool td__lt_set_layouts(const struct lt_shape *shape, struct lt_layouts *layouts
            set_layout(&layouts->right, shape->dtype, shape->right_transposed ? m : k,
                       shape->right_transposed ? k : m, shape->right_ld, shape->batches,
                       shape->right_batch) &&
-           set_layout(&layouts->out, shape->dtype, n, m, shape->out_ld, shape->batches,
-                      shape->out_batch);
+           set_layout(&layouts->out, shape->is_wide ? TD_F32 : shape->dtype, n, m, shape->out_ld,
+                      shape->batches, shape->out_batch);
 }

@@ -11,9 +11,11 @@ struct lt_extra {
     enum {
         LT_GELU = 1,  /* aux = the product with its bias; out = gelu_tanh of it */
         LT_GELU_GRAD, /* out = the product * the derivative of gelu_tanh at aux; bias, where not NULL: the sums of its columns */
+        LT_F32,       /* nothing: a and b are of the dtype `halves`, and out is f32 */
     } kind;
     void *aux; /* [m, n], rows follow one another */
     void *grad_bias;
+    td_dtype halves;
 };
 
 /** Computes a product in the way that suits it. */

@@ -4,7 +4,10 @@
  *                                        y = layer_norm(sum)  in the dtype that the next product wants
  *
  * One kernel where the device has it: sum and y are written in one pass over x and residual, and backward the gradients
- * of both operands, each in its dtype, in one pass over those of sum and y. Other devices compose it of the operators. */
+ * of both operands, each in its dtype, in one pass over those of sum and y. Other devices compose it of the operators.
+ *
+ * Without a residual the sum is x: a result of the node over the memory of x, so that what is added to the residual stream
+ * behind the norm sends its gradient through the same pass, instead of a sum of two gradients at x. */
 #include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
@@ -17,6 +20,7 @@ struct add_layer_norm {
     const int64_t *shape;
     int ndim;
     double eps;
+    bool wants_sum;
     int64_t rows[2];       /* [R, D] */
     td_dtype summed, kept; /* the dtypes of sum and y */
 };
@@ -200,11 +204,14 @@ static td_status fused(const struct add_layer_norm *call, td_tensor *results[2])
     struct results r;
     if (!td__kernels_of(call->x)->add_layer_norm)
         return TD_ERR_UNSUPPORTED;
-    TD_TRY(run_kernel(call, td_would_record(inputs, 4), &r));
+    bool records = td_would_record(inputs, 4);
+    TD_TRY(run_kernel(call, records, &r));
     struct norm_node data = {.rows = {call->rows[0], call->rows[1]}, .has_weight = call->weight};
+    bool is_alias = records && call->wants_sum && !call->residual;
     results[0] = r.y;
-    results[1] = call->residual ? r.sum : call->x;
-    return td_record_all(&function, results, call->residual ? 2 : 1,
+    results[1] = is_alias ? td__adopt(td__alias(call->x)) : r.sum ? r.sum : call->x;
+    TD_TRY(td__done(results[1]));
+    return td_record_all(&function, results, r.sum || is_alias ? 2 : 1,
                          &(td_node_spec){.inputs = {inputs[0], inputs[1], inputs[2], inputs[3]},
                                          .input_count = 4,
                                          .saved = {r.sum ? r.sum : r.in, r.weight, r.mean, r.rstd},
@@ -249,7 +256,8 @@ td_tensor *td_add_layer_norm(td_tensor *x, td_tensor *residual, const int64_t *s
                                   .bias = bias,
                                   .shape = shape,
                                   .ndim = ndim,
-                                  .eps = eps};
+                                  .eps = eps,
+                                  .wants_sum = sum};
     td_tensor *results[2] = {NULL, NULL};
     if (check(&call))
         return NULL;
@@ -262,7 +270,7 @@ td_tensor *td_add_layer_norm(td_tensor *x, td_tensor *residual, const int64_t *s
             status = composed(&call, results);
         if (!status) {
             td_scope_return(results[0]);
-            if (residual)
+            if (results[1] != x)
                 td_scope_return(results[1]);
         }
     }

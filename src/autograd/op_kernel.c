@@ -90,6 +90,42 @@ td_status td__grad_buffer_close(struct td__grad_buffer *buffer, td_tensor **grad
     return TD_OK;
 }
 
+/* Into f32, where the device has no such product: rounded to the dtype of the operands before. */
+static td_status add_rounded(td_tensor *into, td_tensor *a, td_tensor *b, bool accumulate)
+{
+    const td_kernels *kernels = td__kernels_of(into);
+    td_tensor *rounded = td__fresh("td_backward", into->layout.shape, 2, a);
+    if (!rounded)
+        return TD_ERR_NOMEM;
+    TD_TRY(kernels->matmul(rounded, a, b, 1, false));
+    if (!accumulate)
+        return kernels->copy(into, rounded);
+    td_tensor *wide = td_to_dtype(rounded, into->layout.dtype);
+    TD_TRY(td__done(wide));
+    return kernels->binary(TD_BINARY_ADD, into, into, wide);
+}
+
+td_status td__weight_grad(td_node *node, int index, td_tensor *grad, const td_tensor *x,
+                          td_tensor **grad_weight)
+{
+    TD_TRY(td__done(x));
+    bool accumulate;
+    td_tensor *transposed = td__adopt(td__transpose(grad, 0, 1));
+    td_tensor *into = transposed ? td__grad_target_or_new(node, index, &accumulate) : NULL;
+    if (!into)
+        return TD_ERR_NOMEM;
+    *grad_weight = into;
+    const td_kernels *kernels = td__kernels_of(grad);
+    int64_t n = grad->layout.shape[0];
+    struct td_tensor rows = td__view_as(x, (int64_t[]){n, into->layout.shape[1]}, 2);
+    if (into->layout.dtype == grad->layout.dtype)
+        return kernels->matmul(into, transposed, &rows, 1, accumulate);
+    td_status status = TD_ERR_UNSUPPORTED;
+    if (kernels->matmul_f32)
+        status = kernels->matmul_f32(into, transposed, &rows, 1, accumulate);
+    return status == TD_ERR_UNSUPPORTED ? add_rounded(into, transposed, &rows, accumulate) : status;
+}
+
 td_tensor *td__reuse(td_tensor *grad_y)
 {
     bool is_ours = td__is_unshared(grad_y) && td__layout_is_contiguous(&grad_y->layout);

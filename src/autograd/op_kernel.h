@@ -57,6 +57,19 @@ td_status td__grad_buffer_open(struct td__grad_buffer *buffer, td_node *node, in
 /** After the kernel: adds `into` to `grad` if they differ, and sets *grad_input. */
 td_status td__grad_buffer_close(struct td__grad_buffer *buffer, td_tensor **grad_input);
 
+/** The gradient of the weight of a linear layer, input `index`: grad^T x, of grad [N, O] and x [N, I]. A weight that autocast
+ *  has cast is an input as it was before, and its f32 gradient is not rounded to the dtype of the product where the device
+ *  can do so. */
+td_status td__weight_grad(td_node *node, int index, td_tensor *grad, const td_tensor *x,
+                          td_tensor **grad_weight);
+
+/** `given`, the operand of a linear layer before autocast has cast it, as an input of the node: where it is f32, it itself, so
+ *  that its gradient is; otherwise the cast. */
+static inline td_tensor *td__wide_input(td_tensor *given, td_tensor *cast)
+{
+    return given && given->layout.dtype == TD_F32 ? given : cast;
+}
+
 /** A tensor for a gradient of the shape of grad_y: grad_y itself if it is contiguous and not
  *  shared, otherwise a new one of the scope. NULL without memory. */
 td_tensor *td__reuse(td_tensor *grad_y);

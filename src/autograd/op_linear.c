@@ -3,7 +3,8 @@
  *
  *     grad_x [N, I] = grad_y w        grad_w [O, I] = grad_y^T x        grad_b [O] = sum of its rows
  *
- * The gradients of w and b are written into the leaves'. */
+ * The gradients of w and b are written into the leaves', also where autocast has cast them: the node has them as they were
+ * given. */
 #include "autograd/autocast.h"
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
@@ -36,18 +37,8 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
         struct td_tensor grad_x = td__view_as(grads[0], (int64_t[]){n, w->layout.shape[1]}, 2);
         TD_TRY(kernels->matmul(&grad_x, grad, w, 1, accumulate));
     }
-    if (td_node_needs(node, 1)) {
-        td_tensor *x = td_node_saved(node, 0);
-        TD_TRY(td__done(x));
-        td_tensor *transposed = td__adopt(td__transpose(grad, 0, 1));
-        bool accumulate;
-        grads[1] = transposed ? td__grad_target_or_new(node, 1, &accumulate) : NULL;
-        if (!grads[1])
-            return TD_ERR_NOMEM;
-        struct td_tensor rows = td__view_as(x, (int64_t[]){n, x->layout.shape[x->layout.ndim - 1]},
-                                            2);
-        TD_TRY(kernels->matmul(grads[1], transposed, &rows, 1, accumulate));
-    }
+    if (td_node_needs(node, 1))
+        TD_TRY(td__weight_grad(node, 1, grad, td_node_saved(node, 0), &grads[1]));
     struct td__grad_buffer bias;
     TD_TRY(td__grad_buffer_open(&bias, node, 2));
     if (!bias.grad)
@@ -73,7 +64,9 @@ static td_status check(td_tensor *x, td_tensor *weight, td_tensor *bias)
     return td__check_optional(call, "bias", bias, x, of_w->shape, 1);
 }
 
-static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
+/* given: weight and bias before autocast. */
+static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias,
+                         td_tensor *const given[2])
 {
     if (check(x, weight, bias))
         return NULL;
@@ -93,7 +86,8 @@ static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
     struct td_tensor rows = td__view_as(in, (int64_t[]){n, w->layout.shape[1]}, 2);
     y = td__kept(y, td__kernels_of(y)->linear(&out, &rows, w, b));
     return td__result(&linear_function, y,
-                      &(td_node_spec){.inputs = {x, weight, bias},
+                      &(td_node_spec){.inputs = {x, td__wide_input(given[0], weight),
+                                                 td__wide_input(given[1], bias)},
                                       .input_count = 3,
                                       .saved = {td__saved_if(td__would_record(weight), in),
                                                 td__saved_if(td__would_record(x), w)},
@@ -102,13 +96,14 @@ static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
 
 td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
 {
+    td_tensor *const given[] = {weight, bias};
     TD__AUTOCAST(TD__CAST_LINEAR, &x, &weight, &bias);
     td_tensor *y = NULL;
     if (!x || !weight)
         return td__null(__func__);
     {
         TD_SCOPE;
-        y = td_scope_return(linear(x, weight, bias));
+        y = td_scope_return(linear(x, weight, bias, given));
     }
     return y;
 }

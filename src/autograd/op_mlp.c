@@ -35,22 +35,6 @@ static int64_t rows_of(const td_tensor *x)
 
 /* ---- Backward ------------------------------------------------------------------------------------------------ */
 
-/* The gradient of a weight: grad^T x, grad [N, O], x [N, I]. */
-static td_status add_weight(td_node *node, int index, td_tensor *grad, const td_tensor *x,
-                            td_tensor **grads)
-{
-    if (!td_node_needs(node, index))
-        return TD_OK;
-    TD_TRY(td__done(x));
-    bool accumulate;
-    td_tensor *transposed = td__adopt(td__transpose(grad, 0, 1));
-    grads[index] = transposed ? td__grad_target_or_new(node, index, &accumulate) : NULL;
-    if (!grads[index])
-        return TD_ERR_NOMEM;
-    struct td_tensor rows = td__view_as(x, (int64_t[]){rows_of(x), last_of(x)}, 2);
-    return td__kernels_of(grad)->matmul(grads[index], transposed, &rows, 1, accumulate);
-}
-
 static td_status add_last_bias(td_node *node, td_tensor *grad, td_tensor **grads)
 {
     struct td__grad_buffer bias;
@@ -104,13 +88,13 @@ static td_status mlp_backward(td_node *node, td_tensor *const *grad_y, td_tensor
     if (!grad)
         return TD_ERR_NOMEM;
     if (td_node_needs(node, W2))
-        TD_TRY(add_weight(node, W2, grad, td_node_saved(node, SAVED_H), grads));
+        TD_TRY(td__weight_grad(node, W2, grad, td_node_saved(node, SAVED_H), &grads[W2]));
     TD_TRY(add_last_bias(node, grad, grads));
     if (!td_node_needs(node, X) && !td_node_needs(node, W1) && !td_node_needs(node, B1))
         return TD_OK;
     TD_TRY(pass_gelu(node, grad, &grad_pre, grads));
     if (td_node_needs(node, W1))
-        TD_TRY(add_weight(node, W1, grad_pre, td_node_saved(node, SAVED_X), grads));
+        TD_TRY(td__weight_grad(node, W1, grad_pre, td_node_saved(node, SAVED_X), &grads[W1]));
     return add_x(node, grad_pre, grads);
 }
 
@@ -140,7 +124,8 @@ bool td__mlp_fits(const td_tensor *x, const td_tensor *w1, const td_tensor *b1, 
            last_of(b2) == w2->layout.shape[0];
 }
 
-static td_tensor *mlp(td_tensor *const inputs[INPUTS])
+/* given: the inputs before autocast. The gradient of b1 comes from a kernel that has one dtype. */
+static td_tensor *mlp(td_tensor *const inputs[INPUTS], td_tensor *const given[INPUTS])
 {
     td_tensor *in[INPUTS];
     for (int i = 0; i < INPUTS; i++) {
@@ -168,7 +153,9 @@ static td_tensor *mlp(td_tensor *const inputs[INPUTS])
                  td__would_record(inputs[B1]);
     return td__result(
         &mlp_function, y,
-        &(td_node_spec){.inputs = {inputs[X], inputs[W1], inputs[B1], inputs[W2], inputs[B2]},
+        &(td_node_spec){.inputs = {inputs[X], td__wide_input(given[W1], inputs[W1]), inputs[B1],
+                                   td__wide_input(given[W2], inputs[W2]),
+                                   td__wide_input(given[B2], inputs[B2])},
                         .input_count = INPUTS,
                         .saved = {[SAVED_X] = td__saved_if(td__would_record(inputs[W1]), in[X]),
                                   [SAVED_W1] = td__saved_if(td__would_record(inputs[X]), in[W1]),
@@ -180,13 +167,14 @@ static td_tensor *mlp(td_tensor *const inputs[INPUTS])
 
 td_tensor *td__f_mlp(td_tensor *x, td_tensor *w1, td_tensor *b1, td_tensor *w2, td_tensor *b2)
 {
+    td_tensor *const given[] = {x, w1, b1, w2, b2};
     TD__AUTOCAST(TD__CAST_LINEAR, &x, &w1, &b1, &w2, &b2);
     td_tensor *y = NULL;
     if (!x || !w1 || !b1 || !w2 || !b2)
         return td__null(__func__);
     {
         TD_SCOPE;
-        y = td_scope_return(mlp((td_tensor *const[]){x, w1, b1, w2, b2}));
+        y = td_scope_return(mlp((td_tensor *const[]){x, w1, b1, w2, b2}, given));
     }
     return y;
 }

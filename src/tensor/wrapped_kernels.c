@@ -573,10 +573,10 @@ static td_status run_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_resi
                                          const td_tensor *mean, const td_tensor *rstd)
 {
     RUN_OR_COMPOSE(add_layer_norm_grad, 4,
-                 OPERANDS(AT(grad_x), AT(grad_residual), AT(grad_weight), AT(grad_bias), AT(grad_y),
-                          AT(grad_sum), AT(sum), AT(weight), AT(mean), AT(rstd)),
-                 grad_x, grad_residual, grad_weight, grad_bias, grad_y, grad_sum, sum, weight, mean,
-                 rstd);
+                   OPERANDS(AT(grad_x), AT(grad_residual), AT(grad_weight), AT(grad_bias),
+                            AT(grad_y), AT(grad_sum), AT(sum), AT(weight), AT(mean), AT(rstd)),
+                   grad_x, grad_residual, grad_weight, grad_bias, grad_y, grad_sum, sum, weight,
+                   mean, rstd);
     return status;
 }
 
@@ -596,6 +596,13 @@ static td_status run_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,
                    OPERANDS(AT(grad_pre), AT(grad_bias), AT(grad_y), AT(w), AT(pre)), grad_pre,
                    grad_bias, grad_y, w, pre);
     return td__linear_gelu_grad_by(&td__wrapped_kernels, grad_pre, grad_bias, grad_y, w, pre);
+}
+
+static td_status run_matmul_f32(td_tensor *out, const td_tensor *a, const td_tensor *b,
+                                double alpha, bool accumulate)
+{
+    RUN_OR_COMPOSE(matmul_f32, 1, OPERANDS(AT(out), AT(a), AT(b)), out, a, b, alpha, accumulate);
+    return status;
 }
 
 const td_kernels td__wrapped_kernels = {
@@ -658,4 +665,5 @@ const td_kernels td__wrapped_kernels = {
     .cross_entropy = run_cross_entropy,
     .linear_gelu = run_linear_gelu,
     .linear_gelu_grad = run_linear_gelu_grad,
+    .matmul_f32 = run_matmul_f32,
 };

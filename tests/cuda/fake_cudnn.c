@@ -1,6 +1,6 @@
 /* A cuDNN for machines without a GPU: descriptors that keep their attributes, and convolutions by plain loops over the memory of
  * emulated_cuda. For tests: TANDEM_CUDNN_SO names this file. It is as strict as cuDNN: what is not finalized, missing or of a wrong
- * type is refused. It offers an engine that uses TF32 and one that is not deterministic first, whose results are wrong, so that
+ * type is refused, and two plans of one engine with the same knobs: who makes them takes cuDNN's lists for different ones. It offers an engine that uses TF32 and one that is not deterministic first, whose results are wrong, so that
  * who takes them is noticed; then one that is slow, one that is fast, and one with a workspace.
  *
  *     FAKE_CUDNN_VERSION=8907    what cudnnGetVersion() says
@@ -34,6 +34,8 @@ struct fake_descriptor {
     struct fake_descriptor *graph; /* of an engine and its configuration */
     struct fake_attribute attributes[MOST_ATTRIBUTES];
     int references;
+    const void *planned
+        [ENGINES]; /* of a graph: the configuration of each engine of which there is a plan */
 };
 
 static long setting(const char *name, long otherwise)
@@ -205,19 +207,31 @@ int cudnnBackendFinalize(dnn_descriptor descriptor)
     MAY_FAIL;
     struct fake_descriptor *of = descriptor;
     of->finalized = 1;
+    if (of->kind != DNN_PLAN)
+        return GOOD;
+    const struct fake_descriptor *config = descriptor_of(of, DNN_PLAN_CONFIG);
+    const void **planned = &config->graph->planned[config->engine];
+    if (*planned && *planned != config) {
+        fprintf(stderr, "fake_cudnn: engine %d is planned twice\n", config->engine);
+        abort();
+    }
+    *planned = config;
     return GOOD;
 }
 
-/* The offers of a heuristic are its results; a fallback has the slow engine alone. */
+/* The offers of a heuristic are its results: those of mode B are those of A from the last one on, and a fallback has the slow engine alone. */
 static int offers(const struct fake_descriptor *heuristic, int64_t room, int64_t *count, void *to)
 {
-    bool fallback = number_of(heuristic, DNN_HEURISTIC_MODE, 0) == DNN_HEURISTIC_FALLBACK;
+    int64_t mode = number_of(heuristic, DNN_HEURISTIC_MODE, 0);
+    bool fallback = mode == DNN_HEURISTIC_FALLBACK;
     int64_t offered = fallback ? 1 : ENGINES;
     struct fake_descriptor *const *configs = to;
     for (int64_t i = 0; i < room && i < offered; i++) {
         if (configs[i]->kind != DNN_ENGINE_CONFIG)
             return BAD_PARAM;
-        configs[i]->engine = fallback ? ENGINE_SLOW : (int)i;
+        configs[i]->engine = fallback                  ? ENGINE_SLOW
+                             : mode == DNN_HEURISTIC_B ? ENGINES - 1 - (int)i
+                                                       : (int)i;
         configs[i]->graph = descriptor_of(heuristic, DNN_HEURISTIC_GRAPH);
         configs[i]->graph->references++;
         configs[i]->finalized = 1;
@@ -251,6 +265,17 @@ int cudnnBackendGetAttribute(dnn_descriptor descriptor, int name, int type, int6
         struct fake_descriptor *engine = *(struct fake_descriptor **)values;
         engine->engine = of->engine;
         engine->finalized = 1;
+    } else if (of->kind == DNN_ENGINE_CONFIG && name == DNN_CONFIG_KNOB_CHOICES &&
+               type == DNN_TYPE_DESCRIPTOR) {
+        if (room) {
+            struct fake_descriptor *choice = *(struct fake_descriptor **)values;
+            choice->engine = of->engine;
+            choice->finalized = choice->kind == DNN_KNOB_CHOICE;
+        }
+    } else if (of->kind == DNN_KNOB_CHOICE && name == DNN_KNOB_TYPE && type == DNN_TYPE_KNOB_TYPE) {
+        *(int *)values = 2;
+    } else if (of->kind == DNN_KNOB_CHOICE && name == DNN_KNOB_VALUE && type == DNN_TYPE_INT64) {
+        *(int64_t *)values = of->engine / 2;
     } else if (of->kind == DNN_ENGINE && name == DNN_ENGINE_INDEX && type == DNN_TYPE_INT64) {
         *(int64_t *)values = 100 + of->engine;
     } else if (of->kind == DNN_ENGINE && name == DNN_ENGINE_NUMERICAL_NOTES &&

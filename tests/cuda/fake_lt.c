@@ -249,7 +249,9 @@ static bool describe(struct problem *problem, cublasLtMatmulDesc_t operation,
     it.depth = a_turned ? it.a->rows : it.a->columns;
     *problem = it;
     return it.operation->magic == MAGIC && it.a->magic == MAGIC && it.b->magic == MAGIC &&
-           it.d->magic == MAGIC && it.a->type == it.b->type && it.a->type == it.d->type &&
+           it.d->magic == MAGIC && it.a->type == it.b->type &&
+           (it.a->type == it.d->type ||
+            (element_size(it.a->type) == 2 && it.d->type == CUDA_R_32F && !has_bias && !has_aux)) &&
            (a_turned ? it.a->columns : it.a->rows) == it.rows &&
            (b_turned ? it.b->columns : it.b->rows) == it.depth &&
            (b_turned ? it.b->rows : it.b->columns) == it.columns &&
@@ -263,10 +265,10 @@ static bool describe(struct problem *problem, cublasLtMatmulDesc_t operation,
 static bool is_aligned(const struct problem *problem, uint32_t needed, const uintptr_t *addresses,
                        int count)
 {
-    int64_t size = element_size(problem->d->type);
-    bool aligned = !needed ||
-                   ((problem->a->ld * size) % needed == 0 &&
-                    (problem->b->ld * size) % needed == 0 && (problem->d->ld * size) % needed == 0);
+    int64_t size = element_size(problem->a->type), size_of_d = element_size(problem->d->type);
+    bool aligned = !needed || ((problem->a->ld * size) % needed == 0 &&
+                               (problem->b->ld * size) % needed == 0 &&
+                               (problem->d->ld * size_of_d) % needed == 0);
     for (int i = 0; i < count && aligned && needed; i++)
         aligned = addresses[i] % needed == 0;
     return aligned;

@@ -243,6 +243,28 @@ static void compute_mlp(void *arg)
     td_module_destroy(module);
 }
 
+/* Sums that need more bits than bf16 has; added to in the second pass. */
+static void compute_wide_gradient(void *arg)
+{
+    (void)arg;
+    TD_SCOPE;
+    td_device *device = td_device_get("cuda:0"), *host = td_device_get("cpu");
+    td_tensor *x = td_ones(TD_SHAPE(257, 16), TD_F32, device);
+    td_tensor *w = td_zeros(TD_SHAPE(8, 16), TD_F32, device);
+    td_tensor_set_requires_grad(w, true);
+    for (int pass = 1; pass <= 2; pass++) {
+        TD_AUTOCAST("cuda", &(td_autocast_options){.dtype = TD_BF16});
+        CHECK(!td_backward(td_sum(td_to_dtype(td_f_linear(x, w, NULL), TD_F32))));
+        td_tensor *expected = td_full(TD_SHAPE(8, 16), 257 * pass, TD_F32, host);
+        CHECK(td_equal(td_tensor_to(td_tensor_grad(w), host), expected));
+    }
+}
+
+TEST(gradients_of_weights_are_not_rounded_under_autocast)
+{
+    run_function(compute_wide_gradient, large);
+}
+
 static int epilogues(const struct job *job, int which)
 {
     char pattern[64];
