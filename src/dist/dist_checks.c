@@ -35,7 +35,7 @@ static td_status check_named(const char *call, const char *name, const char *ind
                              const td_tensor *tensor, int use)
 {
     if (!tensor) { /* most likely what failed last should have made it */
-        const char *before = td_last_error();
+        const char *before = td__error_text();
         return td_fail(TD_ERR_INVALID, "%s: %s%s is NULL%s%s", call, name, index,
                        *before ? "; the last failure before: " : "", before);
     }

@@ -40,7 +40,7 @@ static td_status check_op(const struct request *request, td_dtype dtype)
     if (!request->reduces)
         return TD_OK;
     td_status status = td__reduction_of(request->x.operation.call.op, dtype, &reduction);
-    return status ? td_fail(status, "%s: %s", request->x.name, td_last_error()) : TD_OK;
+    return status ? td_fail(status, "%s: %s", request->x.name, td__error_text()) : TD_OK;
 }
 
 static td_status check_whole(const struct request *request, int whole_count)

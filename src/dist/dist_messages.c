@@ -154,7 +154,7 @@ static td_status check_and_start(const td_p2p_op *ops, int count, struct batched
     for (int i = 0; i < count; i++) {
         td_status status = check_op(&ops[i], &all[i]);
         if (status)
-            return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
+            return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td__error_text());
         works[i] = NULL;
     }
     td_status status = mark_batch(all, count, true);

@@ -19,11 +19,11 @@ void td__group_break(td_group *group, td_status status)
 {
     struct td__error error;
     td__error_save(&error);
-    char *reason = strdup(td_last_error());
+    char *reason = strdup(td__error_text());
     pthread_mutex_lock(&group->lock);
     bool first = !atomic_load(&group->broken);
     if (first) {
-        set_failure(group->failure, status, td_last_error());
+        set_failure(group->failure, status, td__error_text());
         group->reason = reason;
         reason = NULL;
         atomic_store(&group->broken, (int)status);

@@ -32,7 +32,7 @@ void td_set_call_label(const char *label)
 void td__recorder_left(struct td__root *root, td_status status)
 {
     if (root->flight && status)
-        td__flight_fail(root->flight, 0, status, td_last_error());
+        td__flight_fail(root->flight, 0, status, td__error_text());
     else if (root->flight)
         td__flight_set_phase(root->flight, TD__FLIGHT_LEFT);
 }
@@ -129,7 +129,7 @@ static void keep_failure(td_group *group, uint64_t entry, td_status status)
     if (trace->broken)
         return;
     trace->broken = status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED;
-    td__flight_fail(trace->log, entry, status, td_last_error());
+    td__flight_fail(trace->log, entry, status, td__error_text());
 }
 
 void td__record_end(td_group *group, uint64_t entry, td_status status)
@@ -193,7 +193,7 @@ void td__record_message_end(td_group *group, uint64_t entry, td_status status)
     if (!entry)
         return;
     if (status)
-        td__flight_fail(group->trace.log, entry, status, td_last_error());
+        td__flight_fail(group->trace.log, entry, status, td__error_text());
     td__flight_end(group->trace.log, entry, status == TD_OK);
 }
 

@@ -41,7 +41,8 @@ static td_status set_reduction(struct td__operation *operation)
         return TD_OK;
     }
     td_status status = td__reduction_of(call->op, call->dtype, &operation->reduction);
-    return status ? td_fail(status, "%s: %s", td_op_kind_name(call->kind), td_last_error()) : TD_OK;
+    return status ? td_fail(status, "%s: %s", td_op_kind_name(call->kind), td__error_text())
+                  : TD_OK;
 }
 
 static td_status check_pointer(const td_call *call, const char *role, const void *memory,

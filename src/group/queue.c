@@ -48,7 +48,7 @@ int64_t td__call_timeout(const td_group *group)
 /* If a backend failed without td_fail(), the last error is an older one, and not the reason. */
 static void ensure_reason(const struct td__part *part, const td_call *call, td_status status)
 {
-    if (status && td_last_status() != status)
+    if (status && td__error_status() != status)
         td_fail(status,
                 "%s #%llu on group \"%s\": backend \"%s\" failed with %s, and gave no reason by "
                 "td_fail()",

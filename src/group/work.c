@@ -234,7 +234,7 @@ void td_work_complete(td_work *work, td_status status, int source, size_t receiv
         status = td__group_submitted(work, status);
     if (work->operation.call.kind >= TD_OP_SEND)
         td__record_message_end(work->group, work->entry, status);
-    finish(work, status, td_last_error(), known ? group->ranks[source] : -1, received);
+    finish(work, status, td__error_text(), known ? group->ranks[source] : -1, received);
     if (submitted)
         td__group_unuse(group);
 }
@@ -505,7 +505,7 @@ static void on_inner(td_work *inner, td_status status, void *arg)
     if (outer->event)
         after = record_result(outer, after);
     if (after && !status) {
-        finish(outer, after, td_last_error(), inner->source, inner->received);
+        finish(outer, after, td__error_text(), inner->source, inner->received);
         return;
     }
     finish(outer, status, inner->reason ? inner->reason : "out of memory", inner->source,

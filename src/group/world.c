@@ -82,7 +82,7 @@ static td_status open_world(const td_init_options *options, td_world *joined, td
         return td__root_open(options->store, options->rank, options->world_size, &wanted, true,
                              group);
     td_status status = rendezvous_and_open(options, &wanted, joined, group);
-    td__flight_give_up(status, td_last_error());
+    td__flight_give_up(status, td__error_text());
     return status;
 }
 

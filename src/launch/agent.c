@@ -28,9 +28,9 @@ static void run_until(struct td__agent *agent, bool (*done)(struct td__agent *ag
 /* This node cannot take part: ends the job everywhere. The last error says why. */
 static void give_up(struct td__agent *agent, int code)
 {
-    td__console_say(&agent->console, "%s", td_last_error());
+    td__console_say(&agent->console, "%s", td__error_text());
     if (agent->node)
-        td__node_end_job(agent->node, code, td_last_error());
+        td__node_end_job(agent->node, code, td__error_text());
     td__agent_begin_stop(agent, TD__REASON_OVER, code, SIGTERM);
 }
 
@@ -164,7 +164,7 @@ int td__agent_run(const struct td__agent_start *start, const struct td__agent_jo
     agent->options = job->options;
     agent->start = start;
     if (td__agent_open_loop(agent)) {
-        fprintf(stderr, "tdrun: %s\n", td_last_error());
+        fprintf(stderr, "tdrun: %s\n", td__error_text());
         free(agent);
         return 1;
     }

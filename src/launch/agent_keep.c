@@ -65,7 +65,7 @@ void td__agent_restart_workers(struct td__agent *agent)
     while (!agent->reason && (worker = find_to_restart(agent))) {
         worker->restart_wanted = false;
         if (td__attempt_restart(agent, worker))
-            td__console_say(&agent->console, "%s; the others go on without it", td_last_error());
+            td__console_say(&agent->console, "%s; the others go on without it", td__error_text());
     }
 }
 

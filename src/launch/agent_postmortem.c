@@ -36,7 +36,7 @@ static bool take(struct td__agent *agent, const struct td__worker *first,
     td__attempt_note_ends(agent);
     if (!td__postmortem_of_book(&agent->attempt.book, first ? first->local_rank : -1, postmortem))
         return true;
-    td__console_say(&agent->console, "%s", td_last_error());
+    td__console_say(&agent->console, "%s", td__error_text());
     return false;
 }
 

@@ -179,7 +179,7 @@ static void open_book(struct td__agent *agent)
         .command = options->program,
     };
     if (td__flight_book_open(&job, &agent->attempt.book))
-        td__console_say(&agent->console, "%s; it does without", td_last_error());
+        td__console_say(&agent->console, "%s; it does without", td__error_text());
 }
 
 void td__attempt_note_ends(struct td__agent *agent)

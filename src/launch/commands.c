@@ -54,7 +54,7 @@ static const struct td__flag_table postmortem_table = TABLE(postmortem_flags);
 
 static int fail(const char *command, int code)
 {
-    fprintf(stderr, "tdrun %s: %s\n", command, td_last_error());
+    fprintf(stderr, "tdrun %s: %s\n", command, td__error_text());
     return code;
 }
 

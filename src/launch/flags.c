@@ -112,7 +112,7 @@ static td_status set(const struct td__flag *flag, const char *value, const char 
                      void *target)
 {
     td_status status = flag->set(flag, value, target);
-    return status ? td_fail(status, "%s: %s", where, td_last_error()) : TD_OK;
+    return status ? td_fail(status, "%s: %s", where, td__error_text()) : TD_OK;
 }
 
 /* Takes the flag at argv[*at]; `attached` is the value that stands in the same argument, or NULL. */

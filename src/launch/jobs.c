@@ -170,7 +170,7 @@ td_status td__job_read_file(const char *path, struct td__postmortem_book *book)
     else if (ferror(file))
         status = td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
     else if (td__flight_read_head(bytes, got, &book->info))
-        status = td_fail(TD_ERR_INVALID, "%s: %s", path, td_last_error());
+        status = td_fail(TD_ERR_INVALID, "%s: %s", path, td__error_text());
     fclose(file);
     if (status) {
         free(bytes);

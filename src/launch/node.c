@@ -143,7 +143,7 @@ static td_status join_job(struct td__node *node, bool *begun)
     td_status status = td__arrival_claim(node->store, node->options, &node->world.node_rank,
                                          &tell_all);
     if (tell_all)
-        td__node_end_job(node, 1, td_last_error());
+        td__node_end_job(node, 1, td__error_text());
     if (status)
         return status;
     TD_TRY(td__arrival_introduce(node->store, node->options, node->world.node_rank));
@@ -158,7 +158,7 @@ static td_status join_job(struct td__node *node, bool *begun)
     if (!status && *begun && node->options->keep_going)
         status = td__arrival_change_will(node->store, node->options, node->world.node_rank);
     if (status == TD_ERR_TIMEOUT || status == TD_ERR_MISMATCH)
-        td__node_end_job(node, 1, td_last_error());
+        td__node_end_job(node, 1, td__error_text());
     return status;
 }
 
@@ -239,7 +239,7 @@ static void *talk(void *arg)
     bool begun = false;
     td_status status = arrive(node, &begun);
     if (status)
-        post(node, TD__NODE_OVER, 1, td_last_error());
+        post(node, TD__NODE_OVER, 1, td__error_text());
     else if (begun)
         post(node, TD__NODE_READY, 0, "");
     bool others = !status && begun && node->options->nnodes > 1;
@@ -256,7 +256,7 @@ static void *watch(void *arg)
     struct td__notice notice;
     td_status status = td_store_get(node->store, TD__KEY_OVER, INT64_MAX, &value);
     if (status == TD_ERR_SYSTEM) {
-        post(node, TD__NODE_OVER, 1, td_last_error());
+        post(node, TD__NODE_OVER, 1, td__error_text());
     } else if (status) {
         char text[512];
         snprintf(text, sizeof text,

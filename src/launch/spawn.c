@@ -343,7 +343,7 @@ static void open_book(td_spawn_context *context)
     struct td__flight_job job = {
         .pid = getpid(), .slots = context->count, .nnodes = 1, .world_size = context->count};
     if (td__flight_book_open(&job, &context->book))
-        td_log(TD_LOG_INFO, "td_spawn: %s; it does without", td_last_error());
+        td_log(TD_LOG_INFO, "td_spawn: %s; it does without", td__error_text());
 }
 
 static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg, size_t arg_size)

@@ -116,11 +116,11 @@ static td_status find_interpreter(struct td__worker_program *program, const char
     *name = chosen ? chosen : "python3";
     if (!find(*name, program->path, exit_code))
         return TD_OK;
-    return chosen ? td_fail(TD_ERR_INVALID, "PYTHON_EXEC: %s", td_last_error())
+    return chosen ? td_fail(TD_ERR_INVALID, "PYTHON_EXEC: %s", td__error_text())
                   : td_fail(TD_ERR_INVALID,
                             "a Python program needs its interpreter: %s (PYTHON_EXEC names another "
                             "one)",
-                            td_last_error());
+                            td__error_text());
 }
 
 /* A script is read by the interpreter, so it must be a file that can be read, not one to execute. */

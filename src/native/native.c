@@ -219,7 +219,7 @@ static td_status compare_calls(void *arg, int world_rank, const struct td__opera
 static void abort_group(void *self)
 {
     struct td__native *native = self;
-    td_status status = td_last_status();
+    td_status status = td__error_status();
     if (native->comm)
         td__shm_break(native->comm, status);
     if (native->p2p)

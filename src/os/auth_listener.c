@@ -269,7 +269,7 @@ static void begin_tls(struct pending *pending)
     set_abrupt(fd, false);
     if (td__tls_wrap(fd, true, key, end, NULL, &plain)) {
         td_log(TD_LOG_WARN, "a connection to the %s is lost: %s", listener->options.purpose,
-               td_last_error());
+               td__error_text());
         return;
     }
     add_pending(listener, plain, false, REQUEST, end);

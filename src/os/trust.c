@@ -348,7 +348,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
                            host, port, (double)(td__now_ns() - start) / 1e9, attempts.text);
         if (!warned && td__now_ns() - start > WARN_AFTER_MS * MS) {
             td_log(TD_LOG_WARN, "still waiting for the %s at %s, port %d: %s", purpose, host, port,
-                   unresolved ? td_last_error() : attempts.text);
+                   unresolved ? td__error_text() : attempts.text);
             warned = true;
         }
         td__sleep_ns(pause);

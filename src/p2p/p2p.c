@@ -359,7 +359,7 @@ static void end_post(struct td__p2p *p2p, struct td__post *post, enum td__cancel
     td_status status = td_fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
                                td__post_describe(p2p, post));
     if (td__is_send(post) && post->work && !p2p->aborted)
-        td_log(TD_LOG_WARN, "%s", td_last_error());
+        td_log(TD_LOG_WARN, "%s", td__error_text());
     td__post_finish(p2p, post, status);
 }
 

@@ -75,7 +75,7 @@ void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status statu
     LIST_REMOVE(post, in_all);
     post->status = status;
     bool waited = post->work || post->waited;
-    post->why = status && waited ? strdup(td_last_error()) : NULL;
+    post->why = status && waited ? strdup(td__error_text()) : NULL;
 }
 
 const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)

@@ -149,7 +149,7 @@ bool td__p2p_tcp_connect(struct td__p2p *p2p)
             td__peer_gone(p2p, rank, "cannot be connected: no memory or no descriptors");
     } else if (status && status != TD_ERR_TIMEOUT) {
         char exit_reason[600];
-        snprintf(exit_reason, sizeof exit_reason, "cannot be reached (%.500s)", td_last_error());
+        snprintf(exit_reason, sizeof exit_reason, "cannot be reached (%.500s)", td__error_text());
         td__peer_gone(p2p, rank, exit_reason);
     }
     td__peer_flush(p2p, rank); /* tries again if it took too long for one post, but not for all */

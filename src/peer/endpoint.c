@@ -245,7 +245,7 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, struct td_
                            : td_fail(TD_ERR_PEER, "a world of one rank has no listener");
     return status ? td_fail(status, "%s cannot be reached%s: %s",
                             td__endpoint_describe(endpoint, rank),
-                            status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td_last_error())
+                            status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td__error_text())
                   : TD_OK;
 }
 

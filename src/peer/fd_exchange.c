@@ -125,7 +125,7 @@ td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64
         status = td__endpoint_await_reply(endpoint, rank, connection, deadline, &ended);
     close(connection);
     return status ? td_fail(status, "%s did not take the memory of a group: %s",
-                            td__endpoint_describe(endpoint, rank), td_last_error())
+                            td__endpoint_describe(endpoint, rank), td__error_text())
                   : TD_OK;
 }
 
@@ -238,7 +238,7 @@ static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
     td_status status = view ? TD_OK : td__fail_nomem("endpoint");
     if (!status && td__arena_view_open(fd, 1 + (unsigned)rank % VIEW_NUMBERS, &view->view))
         status = td_fail(TD_ERR_PEER, "%s shares memory that cannot be mapped: %s",
-                         td__endpoint_describe(endpoint, rank), td_last_error());
+                         td__endpoint_describe(endpoint, rank), td__error_text());
     if (status) {
         close(fd);
         free(view);

@@ -176,7 +176,7 @@ static td_status exchange(struct growth *growth)
         if (!verdict.status)
             verdict.status = (int32_t)answer_newcomers(growth);
         if (verdict.status)
-            snprintf(verdict.why, sizeof verdict.why, "%s", td_last_error());
+            snprintf(verdict.why, sizeof verdict.why, "%s", td__error_text());
     }
     TD_TRY(td_group_broadcast(&verdict, sizeof verdict, TD_U8, group->ranks[0], group, NULL));
     verdict.why[sizeof verdict.why - 1] = 0;

@@ -24,7 +24,7 @@ static td_status break_comm(struct td__shm_comm *comm, td_status status)
 {
     uint32_t whole = 0;
     if (atomic_compare_exchange_strong(&comm->head->broken, &whole, 1)) {
-        snprintf(comm->head->reason, sizeof comm->head->reason, "%s", td_last_error());
+        snprintf(comm->head->reason, sizeof comm->head->reason, "%s", td__error_text());
         comm->head->status = status;
         comm->head->breaker = (uint32_t)comm->index;
         atomic_store(&comm->head->broken, 2);

@@ -101,7 +101,7 @@ static td_status find_views(struct td__shm_comm *comm, const struct td__operatio
         status = td__endpoint_map(comm->endpoint, rank, args->output - 1, output_bytes,
                                   td__operation_deadline(operation), &views->target);
     if (status)
-        return td_fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+        return td_fail(status, "%s: %s", td__operation_describe(operation), td__error_text());
     views->input = args->input;
     views->output = args->output;
     views->input_bytes = input_bytes;

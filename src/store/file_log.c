@@ -147,7 +147,7 @@ static td_status apply(struct td__file_log *log, const uint8_t *frame, size_t si
     else
         td__kv_delete(&log->kv, key);
     if (status == TD_ERR_INVALID)
-        return fail_damaged(log, log->seen.end, td_last_error());
+        return fail_damaged(log, log->seen.end, td__error_text());
     log->seen.end += FRAME_SIZE + size;
     return status;
 }

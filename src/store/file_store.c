@@ -204,7 +204,7 @@ static td_status fail_missing_key(const struct file_store *file, struct td__span
     if (td__shared_file_in_place(&file->shared))
         return status;
     return td_fail(status, "%s; its file \"%s\" was removed or replaced while it was open",
-                   td_last_error(), file->shared.path);
+                   td__error_text(), file->shared.path);
 }
 
 static td_status file_get(td_store *store, const struct td__span *keys, size_t count,

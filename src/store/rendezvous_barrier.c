@@ -79,7 +79,7 @@ static td_status settle(struct barrier *barrier, const char *offer)
 static td_status settle_error(struct barrier *barrier)
 {
     char offer[TD__ERROR_TEXT + 16];
-    snprintf(offer, sizeof offer, "%d %s", (int)td__error_status(), td_last_error());
+    snprintf(offer, sizeof offer, "%d %s", (int)td__error_status(), td__error_text());
     return settle(barrier, offer);
 }
 

@@ -52,7 +52,7 @@ static void answer_text(struct td__session *session, uint32_t id, td_status stat
 
 static void answer_failure(struct td__session *session, uint32_t id, td_status status)
 {
-    const char *text = td_last_error();
+    const char *text = td__error_text();
     answer_text(session, id, status, (struct td__span){text, strlen(text)});
 }
 

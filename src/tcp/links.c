@@ -269,7 +269,7 @@ td_status td__links_open(const struct td__link_call *call, int peer)
     if (!status)
         count_neighbour(links, peer);
     else
-        td_fail(status, "%s: %s", td__operation_describe(call->operation), td_last_error());
+        td_fail(status, "%s: %s", td__operation_describe(call->operation), td__error_text());
     if (status == TD_ERR_PEER)
         status = td__links_find_cause(call, peer);
     if (status == TD_ERR_TIMEOUT)

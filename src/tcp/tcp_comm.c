@@ -209,7 +209,7 @@ static td_status end_call(struct td__tcp_comm *comm, const struct td__operation 
 {
     if (status) {
         comm->broken = status;
-        comm->reason = strdup(td_last_error());
+        comm->reason = strdup(td__error_text());
         if (comm->reason)
             td__links_send_failure(&comm->links, operation, status, comm->reason);
     }
