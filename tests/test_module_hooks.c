@@ -106,6 +106,19 @@ TEST(hooks_run_around_both_passes)
     td_module_destroy(net);
 }
 
+/* Devices run these three as one, but not around a hook. */
+TEST(hooks_of_layers_that_are_fused)
+{
+    struct journal journal = {0};
+    td_module_hooks hooks = journal_hooks(&journal);
+    td_module *net = td_sequential(td_linear(3, 8), td_gelu_tanh(), td_linear(8, 2), NULL);
+    CHECK_OK(td_module_add_hooks(td_child(net, 1), &hooks, NULL));
+    TD_SCOPE;
+    CHECK_OK(td_backward(td_sum(td_forward(net, input(true)))));
+    CHECK_STR(journal.text, "pfPB");
+    td_module_destroy(net);
+}
+
 TEST(gradients_are_the_same_with_hooks)
 {
     struct journal journal = {0};
