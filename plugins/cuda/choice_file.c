@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CHAINS = 256, LOCK_TRIES = 500, LOCK_PAUSE_NS = 2000000 };
+enum { CHAINS = 256, LOCK_TRIES = 5000, LOCK_PAUSE_NS = 2000000 };
 
 static const uint8_t magic[4] = {'T', 'D', 'c', '1'};
 

@@ -37,7 +37,7 @@ bool td__choice_file_get(struct choice_file *file, const void *key, size_t key_s
 void td__choice_file_put(struct choice_file *file, const void *key, size_t key_size,
                          const void *value, size_t value_size);
 
-/** Waits until no other process holds the lock of the file, a second at most, and reads what was appended since. The
+/** Waits until no other process holds the lock of the file, ten seconds at most, and reads what was appended since. The
  *  caller unlocks it in the same thread, and waits for no other process until then. */
 void td__choice_file_lock(struct choice_file *file);
 void td__choice_file_unlock(struct choice_file *file);

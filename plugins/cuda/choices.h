@@ -17,7 +17,7 @@ bool td__cuda_choice_get(const struct cuda_device *device, const char *library, 
 void td__cuda_choice_put(const struct cuda_device *device, const char *library, const void *key,
                          size_t key_size, const void *value, size_t value_size);
 
-/** Around measuring: of several processes one measures, and the others wait for it, a second at most, and find its choice
+/** Around measuring: of several processes one measures, and the others wait for it, ten seconds at most, and find its choice
  *  by td__cuda_choice_get() after the lock. Between the two the caller may wait only for its own work on the GPU: it
  *  synchronises the stream before it locks, for a collective that is enqueued there may wait for a process that
  *  waits for this lock. */

@@ -5,6 +5,7 @@
  *
  * A signature is parsed, or refused with its text. The arguments are bound, all of them, or the refusal names the
  * function. */
+#include "base/text.h"
 #include "fuzz.h"
 
 #include "rpc/codec.h"
@@ -63,7 +64,7 @@ static void bind(const struct td__signature *signature, const td_value *call)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct td__signature *signature;
-    char *text = strndup((const char *)data, size);
+    char *text = td__text_copy(data, size);
     size_t length = strlen(text);
     if (td__signature_parse(text, &signature)) {
         check(td_last_status() == TD_ERR_INVALID && strstr(td_last_error(), "expected"));
