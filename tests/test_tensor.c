@@ -458,3 +458,29 @@ TEST(unfit_copies_are_refused)
     for (int i = 0; i < 4; i++)
         td_tensor_release((td_tensor *[]){a, b, c, wide}[i]);
 }
+
+TEST(a_tensor_can_be_marked_as_a_shard)
+{
+    td_shard shard = {.ndim = 2, .shape = {10, 3}, .offset = 24};
+    td_tensor *x = td_zeros(SHAPE(6), TD_F32, NULL), *square = td_zeros(SHAPE(2, 3), TD_F32, NULL);
+    CHECK(td_tensor_shard(x) == NULL);
+    CHECK(td_tensor_shard(NULL) == NULL);
+    CHECK_OK(td_tensor_set_shard(x, &shard));
+    CHECK_EQ(td_tensor_shard(x)->offset, 24);
+    CHECK_EQ(td_tensor_shard(x)->shape[0], 10);
+    shard.offset = 25;
+    CHECK_FAILS(td_tensor_set_shard(x, &shard), TD_ERR_INVALID,
+                "6 elements from number 25 on do not fit a whole of the shape [10, 3]");
+    CHECK_EQ(td_tensor_shard(x)->offset, 24);
+    shard.offset = -1;
+    CHECK_FAILS(td_tensor_set_shard(x, &shard), TD_ERR_INVALID, "do not fit");
+    shard.offset = 0;
+    CHECK_FAILS(td_tensor_set_shard(square, &shard), TD_ERR_INVALID, "a shard has one dimension");
+    td_tensor *copy = td_clone(x);
+    CHECK(td_tensor_shard(copy) == NULL);
+    CHECK_OK(td_tensor_set_shard(x, NULL));
+    CHECK(td_tensor_shard(x) == NULL);
+    CHECK_FAILS(td_tensor_set_shard(NULL, NULL), TD_ERR_INVALID, "NULL");
+    for (int i = 0; i < 3; i++)
+        td_tensor_release((td_tensor *[]){x, square, copy}[i]);
+}

@@ -196,6 +196,23 @@ TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);
 TD_API td_status td_set_num_threads(int number);
 TD_API int td_get_num_threads(void);
 
+/* ---- Shards ---------------------------------------------------------------------------------- */
+
+/** The whole of which a tensor is a shard: some consecutive elements, in row-major order, that this rank has of a tensor
+ *  which is distributed over ranks. */
+typedef struct td_shard {
+    int ndim;
+    int64_t shape[TD_MAX_DIMS]; /* of the whole */
+    int64_t offset;             /* of the shard's first element in the whole */
+} td_shard;
+
+/** Marks a tensor, which has one dimension, as a shard; NULL: it is whole. An optimizer marks its state like its parameters;
+ *  clones and results of operators are not marked. TD_ERR_INVALID if the elements do not fit the whole. */
+TD_API td_status td_tensor_set_shard(td_tensor *tensor, const td_shard *shard);
+
+/** The whole of which it is a shard, until the mark or the tensor goes; NULL if it is whole. */
+TD_API const td_shard *td_tensor_shard(const td_tensor *tensor);
+
 /* ---- Text ------------------------------------------------------------------------------------ */
 
 /**

@@ -161,6 +161,7 @@ static td_status read_buffer(struct loading *loading, const char *name,
     parameter->buffers[buffer] = td__empty_like(parameter->tensor);
     if (!parameter->buffers[buffer])
         return TD_ERR_NOMEM;
+    TD_TRY(td__tensor_copy_shard(parameter->buffers[buffer], parameter->tensor));
     return copy_to(parameter->buffers[buffer], from);
 }
 

@@ -55,6 +55,8 @@ static td_status prepare(const td_optimizer *optimizer, struct td__parameter *pa
         step->buffers[b] = buffer ? td_tensor_retain(buffer) : td__zeros_like(step->tensor);
         if (!step->buffers[b])
             return td__error_status();
+        if (!buffer)
+            TD_TRY(td__tensor_copy_shard(step->buffers[b], parameter->tensor));
     }
     return TD_OK;
 }

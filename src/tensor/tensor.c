@@ -257,6 +257,7 @@ void td_tensor_release(td_tensor *tensor)
     if (tensor->node || tensor->idle || atomic_load_explicit(&tensor->base, memory_order_relaxed))
         td__tensor_on_destroy(tensor);
     td__storage_release(tensor->storage);
+    free(tensor->shard);
     free(tensor);
 }
 

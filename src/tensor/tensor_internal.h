@@ -149,6 +149,7 @@ void td__layout_copy(const struct td__layout *dst_layout, void *dst,
 
 struct td_node;       /* autograd/graph.h */
 struct td__view_base; /* autograd/view_base.h */
+struct td__shard;     /* below */
 
 struct td_tensor {
     atomic_int owners;
@@ -163,8 +164,35 @@ struct td_tensor {
     int output_nr;
     atomic_uint history;
     _Atomic(struct td__view_base *) base; /* shared with its views; NULL: has none */
-    struct td_node *idle; /* of a leaf that does not require grad at present: keeps its grad */
+    struct td_node *idle;    /* of a leaf that does not require grad at present: keeps its grad */
+    struct td__shard *shard; /* NULL: the tensor is whole */
 };
+
+/* ---- Shards (shard.c) ------------------------------------------------------------------------- */
+
+/** The ranks among which tensors are divided. Every element of a whole is in the shard of exactly one rank. */
+struct td__sharding {
+    int rank, size;
+    /** `bytes` bytes of each rank, in the order of the ranks, get to `all`. Collective. */
+    td_status (*all_gather)(const struct td__sharding *sharding, const void *mine, size_t bytes,
+                            void *all);
+};
+
+/** Shards begin and end at a multiple of this many elements of the whole, or at its end, so that what is computed from
+ *  blocks of a tensor does not depend on how it is divided. */
+#define TD__SHARD_BLOCK 1024
+
+struct td__shard {
+    td_shard info;
+    const struct td__sharding *sharding; /* its owner clears it at its end; NULL: unknown */
+};
+
+/** Marks a tensor as td_tensor_set_shard() does, with the ranks that have the other shards. */
+td_status td__tensor_set_shard(td_tensor *tensor, const td_shard *shard,
+                               const struct td__sharding *sharding);
+
+/** Marks `to` like `from`, of which it has the shape. */
+td_status td__tensor_copy_shard(td_tensor *to, const td_tensor *from);
 
 /** Called when a tensor with autograd state is destroyed; set by autograd. */
 extern void (*td__tensor_on_destroy)(td_tensor *tensor);
