@@ -136,8 +136,8 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
     TD_TRY(td__check_float(call, x));
     TD_TRY(find_shape(loss, x, target));
     loss->dtype = dtype;
-    struct td_tensor like = *x;
-    like.layout.dtype = dtype;
+    /* Not a copy of *x: that would read its count of owners while other threads change it. */
+    struct td_tensor like = {.owners = 1, .storage = x->storage, .layout.dtype = dtype};
     TD_TRY(td__check_optional(call, "weight", options->weight, &like, &loss->shape[1], 1));
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
         return td_fail(TD_ERR_INVALID, "%s: %d is not a reduction (see td_reduction)", call,
