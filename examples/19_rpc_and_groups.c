@@ -54,6 +54,9 @@ static td_value *train(td_rpc_call *call, td_value *const *args, int count)
         check(loss);
         check(!td_dist_backward(context, &loss, 1, NULL));
         check(!td_dist_optimizer_step(sgd, context));
+        /* No trainer reads the embedding in its next forward while the other one's step writes it. The all-reduce of
+         * td_ddp() keeps a step behind both forwards. */
+        check(!td_group_barrier(trainers, NULL));
         last = td_item(loss);
         first = step == 0 ? last : first;
     }
