@@ -121,9 +121,8 @@ static void *run_rank(void *arg)
         if (job->mixed && p % 2) {
             parameters[p] = leaf_with_grad(td_clone(job->wholes[p]));
         } else {
-            /* An empty shard stands anywhere; here at a multiple of the block. */
             int64_t begin = begin_of(job, p, shard), end = begin_of(job, p, shard + 1);
-            td_shard whole = {.ndim = 1, .shape = {sizes[p]}, .offset = begin == end ? 0 : begin};
+            td_shard whole = {.ndim = 1, .shape = {sizes[p]}, .offset = begin};
             parameters[p] = leaf_with_grad(
                 td_clone(td_narrow(job->wholes[p], 0, begin, end - begin)));
             CHECK_OK(td__tensor_set_shard(parameters[p], &whole, &sharding.base));

@@ -73,7 +73,8 @@ static td_status check(const td_tensor *parameter, int index)
                        CALL ": parameter %d is a shard of a tensor of the shape %s, and the ranks "
                             "with the other shards are not known",
                        index, td__shape_text(shard->info.shape, shard->info.ndim));
-    if (shard->info.offset % TD__SHARD_BLOCK || (end % TD__SHARD_BLOCK && end != whole))
+    if (parameter->layout.numel && /* an empty one may stand anywhere */
+        (shard->info.offset % TD__SHARD_BLOCK || (end % TD__SHARD_BLOCK && end != whole)))
         return td_fail(TD_ERR_INVALID,
                        CALL ": parameter %d is the shard from element %" PRId64 " to %" PRId64
                             "; a shard begins and ends at a multiple of %d elements",
