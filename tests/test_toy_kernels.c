@@ -108,7 +108,8 @@ static const td_window window = {
       1)                                                                                           \
     X(norm, 1, "f1 f3,4 f5", t[0], t + 1, 2, 2)                                                    \
     X(scale, 1, "f3,4 f5 f1", t, 2, t[2])                                                          \
-    X(unscale, 1, "f3,4 f5 f1", t, 2, 0.5, t[2])
+    X(unscale, 1, "f3,4 f5 f1", t, 2, 0.5, t[2])                                                   \
+    X(power_sums, 1, "d2 f3,4 f5", t[0], t + 1, 2, 2)
 
 #define X EXAMPLE
 EXAMPLES

@@ -1,8 +1,8 @@
 /* How the toy accelerator computes: with the host's kernels as they are, with other but legal roundings, or with an error
  * of a kind that is easily made, for tests of what compares devices (tdcheck).
  *
- * Arguments of a launch hold tensors of the host over the device's memory; the first one is a result, or, of norm, the
- * last one. */
+ * Arguments of a launch hold tensors of the host over the device's memory; the first one is a result, or, of norm and
+ * power_sums, the last one. */
 #include "toy_machine.h"
 
 #include <tandem/ops.h>
@@ -17,7 +17,8 @@ static td_tensor **tensor_at(void *arguments, const size_t *places, int index)
 
 static td_tensor *result_of(const struct toy_call *call)
 {
-    int index = strcmp(call->slot, "norm") ? 0 : call->count - 1;
+    bool last = !strcmp(call->slot, "norm") || !strcmp(call->slot, "power_sums");
+    int index = last ? call->count - 1 : 0;
     return *tensor_at(call->arguments, call->places, index);
 }
 

@@ -114,6 +114,17 @@ td_status toy_kernel_norm(td_tensor *out, td_tensor *const *x, int count, double
     return launch_tensors("norm", run_norm, out, power, x, count);
 }
 
+static td_status run_power_sums(void *arguments)
+{
+    struct tensors *list = arguments;
+    return td_host_kernels()->power_sums(list->one, list->x, list->count, list->number);
+}
+
+td_status toy_kernel_power_sums(td_tensor *out, td_tensor *const *x, int count, double power)
+{
+    return launch_tensors("power_sums", run_power_sums, out, power, x, count);
+}
+
 static td_status run_scale(void *arguments)
 {
     struct tensors *list = arguments;

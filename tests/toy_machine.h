@@ -183,7 +183,7 @@ void toy_control_reset(void);
         X(gather), X(scatter_add), X(nll_loss), X(nll_loss_grad), X(cross_entropy_grad),           \
         X(pair_loss), X(pair_loss_grad), X(dropout), X(dropout_grad), X(uniform), X(normal),       \
         X(bernoulli), X(random_range), X(sgd), X(adam), X(norm), X(scale), X(unscale),             \
-        X(linear_gelu), X(linear_gelu_grad), X(cross_entropy)
+        X(power_sums), X(linear_gelu), X(linear_gelu_grad), X(cross_entropy)
 
 extern const td_kernels toy_kernels;
 
@@ -206,6 +206,7 @@ void toy_count_run(struct toy_device *device, const char *slot);
 td_status toy_kernel_sgd(const td_sgd_update *updates, int count);
 td_status toy_kernel_adam(const td_adam_update *updates, int count);
 td_status toy_kernel_norm(td_tensor *out, td_tensor *const *x, int count, double power);
+td_status toy_kernel_power_sums(td_tensor *out, td_tensor *const *x, int count, double power);
 td_status toy_kernel_scale(td_tensor *const *x, int count, const td_tensor *factor);
 td_status toy_kernel_unscale(td_tensor *const *x, int count, double factor, td_tensor *found);
 

@@ -9,7 +9,7 @@
  *     tdcheck_memory.c      rows without a reference on the host: copies, streams
  *     tdcheck_random.c      random numbers and dropout
  *     tdcheck_optim.c       optimizers and clipping
- *     tdcheck_lists.c       norm, scale and unscale
+ *     tdcheck_lists.c       norm, power_sums, scale and unscale
  *     tdcheck_slots.c       which kernels were called */
 #ifndef TANDEM_TOOLS_TDCHECK_H
 #define TANDEM_TOOLS_TDCHECK_H

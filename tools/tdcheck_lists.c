@@ -1,5 +1,5 @@
-/* Kernels over lists of tensors, which operators reach by clipping and by the scaler of gradients only: norm, scale and
- * unscale, of several shapes and strides at once, also of nothing, and of what is not finite. */
+/* Kernels over lists of tensors, which operators reach by clipping and by the scaler of gradients only: norm, power_sums,
+ * scale and unscale, of several shapes and strides at once, also of nothing, and of what is not finite. */
 #include "tdcheck_own.h"
 
 #include "tensor/tensor_internal.h"
@@ -21,7 +21,7 @@ static td_tensor *view_of(td_tensor *base, int index)
 static bool make_lists(struct checker *checker, td_dtype dtype, double bad, td_tensor **host,
                        td_tensor **device)
 {
-    static const int64_t shapes[LIST][2] = {{33, 65}, {19, 7}, {9, 14}, {0, 3}, {1, 1}};
+    static const int64_t shapes[LIST][2] = {{233, 165}, {19, 7}, {9, 14}, {0, 3}, {1, 1}};
     struct check_case c = {.row = checker->row, .dtype = dtype};
     struct check_random random = check_random_of(checker->seed, &c);
     for (int i = 0; i < LIST; i++) {
@@ -88,9 +88,36 @@ CHECK_OWN_ROW(norm_list)
         int64_t waits = td_device_waits(checker->device);
         td_status host = td_host_kernels()->norm(a, x, LIST, power);
         td_status device = host ? host : td__kernels_of(b)->norm(b, y, LIST, power);
-        /* Summed in f64, in any order. */
+        /* The order is prescribed, and only powers and roots other than these are rounded as the device likes. */
+        double units = power != 3 ? 0 : n % 2 ? 256 : 2;
         if (both(checker, dtype, what, host, device, waits) &&
-            judge(checker, dtype, what, a, b, MEASURE_ELEMENT, n % 2 ? 256 : 2, &worst))
+            judge(checker, dtype, what, a, b, MEASURE_ELEMENT, units, &worst))
+            checker_passed(checker, dtype, worst);
+    }
+}
+
+CHECK_OWN_ROW(power_sums_list)
+{
+    (void)row;
+    static const double powers[] = {2, 1, 3, INFINITY}, bads[] = {0, NAN, INFINITY};
+    for (int n = 0; n < 4 * 3; n++) {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        td_tensor *x[LIST], *y[LIST];
+        double power = powers[n % 4], worst = 0;
+        char what[64];
+        snprintf(what, sizeof what, "power %g, with %g", power, bads[n / 4]);
+        td_tensor *a = td_zeros(TD_SHAPE(LIST), TD_F64, td_device_get("cpu"));
+        td_tensor *b = td_zeros(TD_SHAPE(LIST), TD_F64, checker->device);
+        if (!b || !make_lists(checker, dtype, bads[n / 4], x, y)) {
+            checker_refused(checker, dtype, what, "making the list");
+            continue;
+        }
+        int64_t waits = td_device_waits(checker->device);
+        td_status host = td_host_kernels()->power_sums(a, x, LIST, power);
+        td_status device = host ? host : td__kernels_of(b)->power_sums(b, y, LIST, power);
+        if (both(checker, dtype, what, host, device, waits) &&
+            judge(checker, dtype, what, a, b, MEASURE_ELEMENT, power == 3 ? 256 : 0, &worst))
             checker_passed(checker, dtype, worst);
     }
 }

@@ -31,6 +31,7 @@ CHECK_OWN_ROW(clip_grad_norm_);
 CHECK_OWN_ROW(clip_grad_value_);
 /* tdcheck_lists.c */
 CHECK_OWN_ROW(norm_list);
+CHECK_OWN_ROW(power_sums_list);
 CHECK_OWN_ROW(scale_list);
 CHECK_OWN_ROW(unscale_list);
 

@@ -464,6 +464,7 @@ const struct check_row check_rows[] = {
     OWN(clip_grad_norm_, FLOATS),
     OWN(clip_grad_value_, FLOATS),
     OWN(norm_list, FLOATS),
+    OWN(power_sums_list, FLOATS),
     OWN(scale_list, FLOATS),
     OWN(unscale_list, FLOATS),
     {.name = NULL},

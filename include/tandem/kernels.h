@@ -336,8 +336,8 @@ typedef struct td_kernels {
 
     /* ---- Lists of tensors of any shapes and strides; floats -------------------------------------------- */
 
-    /** out (one element, f32 or f64): the norm of all elements of all tensors as one vector, summed in f64; a `power` of
-     *  INFINITY is the greatest absolute value, and NaN where there is one. */
+    /** out (one element, f32 or f64): the norm of all elements of all tensors as one vector. The sums of the tensors, as
+     *  power_sums defines them, are added in order, and the root is NaN without a sign where the sum is NaN. */
     td_status (*norm)(td_tensor *out, td_tensor *const *x, int count, double power);
     /** x[i] *= factor (one element, f32 or f64), converted to the dtype of x[i] first; all of them. */
     td_status (*scale)(td_tensor *const *x, int count, const td_tensor *factor);
@@ -388,7 +388,15 @@ typedef struct td_kernels {
     td_status (*matmul_f32)(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
                             bool accumulate);
 
-    void *reserved[9]; /* must be zero */
+    /** out [count] (f64, contiguous): for each tensor the sum of the powers of the absolute values of its elements; a
+     *  `power` of INFINITY is the greatest absolute value, and NaN where there is one. For 1, 2 and INFINITY the bits are
+     *  the same on all devices: blocks of 1024 elements, in row-major order, are summed in f64, each from 256 sums of the
+     *  elements that are 256 apart, from the first one on (squares of f64 are rounded), which are added by halves (0 + 128,
+     *  1 + 129, …, then 0 + 64, …). Then neighbouring sums are added in pairs, 0 + 1, 2 + 3, …, where a last one without a
+     *  neighbour stays, until one is left. */
+    td_status (*power_sums)(td_tensor *out, td_tensor *const *x, int count, double power);
+
+    void *reserved[8]; /* must be zero */
 } td_kernels;
 
 /** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */

@@ -126,7 +126,12 @@ typedef struct td_clip_options {
  *  gradients useless, as in PyTorch, unless error_if_nonfinite is set.
  *
  *  Gradients may be on several devices. The host waits for an accelerator only with a `norm`, with error_if_nonfinite,
- *  and where some gradients are the host's and others are not. On failure some gradients may have been scaled. */
+ *  where some gradients are the host's and others are not, and for shards. On failure some gradients may have been scaled.
+ *
+ *  Parameters may be shards (td_tensor_set_shard()) that a wrapper of this library has made: the norm is then that of the
+ *  whole gradients, with the same bits for any number of ranks, and the call is collective: all ranks of the wrapper make
+ *  it, with the same list, and have gradients of the same parameters, or none of one. TD_ERR_MISMATCH names a parameter of
+ *  which one rank has a gradient and another has none; TD_ERR_STATE is for shards of the program's own. */
 TD_API td_status td_clip_grad_norm_(td_module *module, double max_norm,
                                     const td_clip_options *options, double *norm);
 TD_API td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double max_norm,

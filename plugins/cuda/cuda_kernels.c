@@ -55,6 +55,7 @@ const td_kernels td__cuda_kernels = {
     .sgd = td__cuda_sgd,
     .adam = td__cuda_adam,
     .norm = td__cuda_norm,
+    .power_sums = td__cuda_power_sums,
     .scale = td__cuda_scale,
     .unscale = td__cuda_unscale,
     .binary_mixed = td__cuda_binary_mixed,

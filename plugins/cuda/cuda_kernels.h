@@ -151,8 +151,11 @@ td_status td__cuda_scatter_add(td_tensor *out, int dim, const td_tensor *index,
 /* launch_updates.c */
 td_status td__cuda_sgd(const td_sgd_update *updates, int count);
 td_status td__cuda_adam(const td_adam_update *updates, int count);
-td_status td__cuda_norm(td_tensor *out, td_tensor *const *x, int count, double power);
 td_status td__cuda_scale(td_tensor *const *x, int count, const td_tensor *factor);
 td_status td__cuda_unscale(td_tensor *const *x, int count, double factor, td_tensor *found);
+
+/* launch_power_sums.c */
+td_status td__cuda_power_sums(td_tensor *out, td_tensor *const *x, int count, double power);
+td_status td__cuda_norm(td_tensor *out, td_tensor *const *x, int count, double power);
 
 #endif

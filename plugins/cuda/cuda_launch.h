@@ -24,6 +24,7 @@
     F(layer_norm)                                                                                  \
     F(losses)                                                                                      \
     F(pooling)                                                                                     \
+    F(power_sums)                                                                                  \
     F(products)                                                                                    \
     F(random)                                                                                      \
     F(reductions)                                                                                  \

@@ -9,9 +9,7 @@
 
 #include <tandem/tensor.h>
 
-#include <math.h>
-
-enum { THREADS = 256, END_THREADS = 1024, MOST_ARGS = 4096 };
+enum { THREADS = 256, MOST_ARGS = 4096 };
 
 _Static_assert(sizeof(struct sgd_args) <= MOST_ARGS && sizeof(struct adam_args) <= MOST_ARGS &&
                    sizeof(struct strided_args) <= MOST_ARGS,
@@ -191,13 +189,10 @@ struct list_kernels {
     struct cuda_kernel list, strided;
 };
 
-static struct list_kernels norms = {TD__CUDA_KERNEL(updates, "norm_list"),
-                                    TD__CUDA_KERNEL(updates, "norm_strided")};
 static struct list_kernels scales = {TD__CUDA_KERNEL(updates, "scale_list"),
                                      TD__CUDA_KERNEL(updates, "scale_strided")};
 static struct list_kernels unscales = {TD__CUDA_KERNEL(updates, "unscale_list"),
                                        TD__CUDA_KERNEL(updates, "unscale_strided")};
-static struct cuda_kernel norm_end = TD__CUDA_KERNEL(updates, "norm_end");
 
 static td_status launch_strided(struct cuda_kernel *kernel, td_tensor *x,
                                 const struct cuda_space *space, const struct list_args *list)
@@ -214,13 +209,11 @@ static td_status launch_list(struct cuda_kernel *kernel, td_tensor *x, struct li
     td_status status = TD_OK;
     if (args->entries)
         status = td__cuda_launch(kernel, x, grid_of(*blocks), args);
-    if (args->sums)
-        args->sums += *blocks;
     args->entries = *blocks = 0;
     return status;
 }
 
-/* Runs over all tensors. The sums of blocks are in the order of the tensors, however many launches there are. */
+/* Runs over all tensors. */
 static td_status run_list(struct list_kernels *kernels, td_tensor *const *x, int count,
                           struct list_args *args)
 {
@@ -243,31 +236,9 @@ static td_status run_list(struct list_kernels *kernels, td_tensor *const *x, int
             blocks += chunks_of(space.count, LIST_CHUNK);
         } else if (!status) {
             status = launch_strided(&kernels->strided, x[i], &space, args);
-            if (args->sums)
-                args->sums += chunks_of(space.count, LIST_CHUNK);
         }
     }
     return status || !args->entries ? status : launch_list(&kernels->list, x[0], args, &blocks);
-}
-
-td_status td__cuda_norm(td_tensor *out, td_tensor *const *x, int count, double power)
-{
-    TD_SCOPE;
-    int64_t blocks = 0;
-    for (int i = 0; i < count; i++)
-        blocks += chunks_of(td_tensor_numel(x[i]), LIST_CHUNK);
-    td_tensor *sums = td__cuda_workspace(out, (size_t)blocks * sizeof(double));
-    if (!sums)
-        return td_last_status();
-    struct list_args args = {.sums = td_tensor_data(sums), .power = power};
-    struct norm_args end = {.sums = args.sums,
-                            .count = blocks,
-                            .power = power,
-                            .out = td_tensor_data(out),
-                            .wide = td_tensor_dtype(out) == TD_F64};
-    td_status status = run_list(&norms, x, count, &args);
-    struct cuda_grid grid = {.threads = END_THREADS};
-    return status ? status : td__cuda_launch(&norm_end, out, grid, &end);
 }
 
 td_status td__cuda_scale(td_tensor *const *x, int count, const td_tensor *factor)

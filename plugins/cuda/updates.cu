@@ -1,7 +1,7 @@
 /* Kernels: steps of optimizers, and lists of tensors. The arithmetic of the steps is that of the host's, rounded at the
  * same places: fma() where the host fuses, and rounded_product() where the compiler would. */
 #include "cuda/each_element.h"
-#include "cuda/updates_args.h"
+#include "cuda/list_entries.h"
 
 enum { THREADS = 256 };
 
@@ -15,20 +15,6 @@ __device__ inline double rounded_product(double a, double b)
 }
 
 /* ---- Blocks and chunks --------------------------------------------------------------------------------------------- */
-
-/* The entry of this block: the last one that does not begin after it. */
-template <typename Entry> __device__ inline const Entry &entry_of(const Entry *entry, int entries)
-{
-    int low = 0, high = entries - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (entry[middle].first_block <= (int32_t)blockIdx.x)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return entry[low];
-}
 
 /* Calls body(number<N>(), i) for the elements i to i + N - 1 of this block's chunk of `count` elements. */
 template <int width, int chunk, typename Body>
@@ -170,9 +156,8 @@ EACH_FLOAT(OPTIMIZERS)
 
 /* ---- Lists of tensors: by dtype, contiguous or not --------------------------------------------------------------------- */
 
-/* x = function(x), for the chunk of this block of a contiguous tensor, or of one with strides. Without `writes` the
- * function only looks. It gets the position in its group, for sums that do not wait for one another. */
-template <typename T, bool writes, typename Function>
+/* x = function(x), for the chunk of this block of a contiguous tensor, or of one with strides. */
+template <typename T, typename Function>
 __device__ inline void visit(const list_entry &entry, const cuda_space *space, Function function)
 {
     T *x = (T *)entry.x;
@@ -185,43 +170,8 @@ __device__ inline void visit(const list_entry &entry, const cuda_space *space, F
                 find_offsets(*space, at, offset);
             read_group(group, x, offset[0], false);
             for (int k = 0; k < n.value; k++)
-                group[k] = function(group[k], k);
-            if (writes)
-                write_group(x, offset[0], group);
-        });
-}
-
-struct greatest_op {
-    __device__ double operator()(double a, double b) const
-    {
-        return a > b || a != a ? a : b;
-    }
-};
-
-/* Adds to 8 sums, one each position in a group. */
-template <typename T>
-__device__ inline void measure(const list_args &args, const list_entry &entry,
-                               const cuda_space *space, double (&sums)[8])
-{
-    if (isinf(args.power))
-        visit<T, false>(entry, space, [&](T x, int k) {
-            sums[k] = greatest_op()(sums[k], fabs((double)load(x)));
-            return x;
-        });
-    else if (args.power == 2)
-        visit<T, false>(entry, space, [&](T x, int k) {
-            sums[k] = fma((double)load(x), (double)load(x), sums[k]);
-            return x;
-        });
-    else if (args.power == 1)
-        visit<T, false>(entry, space, [&](T x, int k) {
-            sums[k] += fabs((double)load(x));
-            return x;
-        });
-    else
-        visit<T, false>(entry, space, [&](T x, int k) {
-            sums[k] += pow(fabs((double)load(x)), args.power);
-            return x;
+                group[k] = function(group[k]);
+            write_group(x, offset[0], group);
         });
 }
 
@@ -232,7 +182,7 @@ __device__ inline void multiply(const list_args &args, const list_entry &entry,
     typedef typename compute<T>::type C;
     double value = args.wide ? *(const double *)args.multiple : *(const float *)args.multiple;
     C factor = load(store<T>((C)value)); /* a number of the tensor's dtype */
-    visit<T, true>(entry, space, [&](T x, int) { return store<T>(load(x) * factor); });
+    visit<T>(entry, space, [&](T x) { return store<T>(load(x) * factor); });
 }
 
 template <typename T>
@@ -242,51 +192,13 @@ __device__ inline void unscale(const list_args &args, const list_entry &entry,
     typedef typename compute<T>::type C;
     C factor = (C)args.factor;
     bool infinite = false;
-    visit<T, true>(entry, space, [&](T x, int) {
+    visit<T>(entry, space, [&](T x) {
         T product = store<T>(load(x) * factor);
         infinite |= !isfinite(load(product));
         return product;
     });
     if (infinite)
         *args.found = 1; /* by several threads, all of which write the same */
-}
-
-#define BY_DTYPE(function, ...)                                                                    \
-    switch (entry.dtype) {                                                                         \
-    case CUDA_F32:                                                                                 \
-        function<float>(__VA_ARGS__);                                                              \
-        break;                                                                                     \
-    case CUDA_F64:                                                                                 \
-        function<double>(__VA_ARGS__);                                                             \
-        break;                                                                                     \
-    case CUDA_F16:                                                                                 \
-        function<f16>(__VA_ARGS__);                                                                \
-        break;                                                                                     \
-    default:                                                                                       \
-        function<bf16>(__VA_ARGS__);                                                               \
-    }
-
-/* The sum, or the greatest, of this block, in a fixed order. */
-__device__ inline void measure_block(const list_args &args, const list_entry &entry,
-                                     const cuda_space *space)
-{
-    double sums[8] = {0, 0, 0, 0, 0, 0, 0, 0}, sum = 0;
-    BY_DTYPE(measure, args, entry, space, sums)
-    bool greatest = isinf(args.power);
-    for (int k = 0; k < 8; k++)
-        sum = greatest ? greatest_op()(sum, sums[k]) : sum + sums[k];
-    sum = greatest ? reduce_block(sum, 0.0, greatest_op()) : reduce_block(sum, 0.0, plus_op());
-    if (!threadIdx.x)
-        args.sums[blockIdx.x] = sum;
-}
-
-TD_KERNEL_SYNC(norm_list, struct list_args)
-{
-    measure_block(args, entry_of(args.entry, args.entries), nullptr);
-}
-TD_KERNEL_SYNC(norm_strided, struct strided_args)
-{
-    measure_block(args.list, args.list.entry[0], &args.space);
 }
 
 TD_KERNEL(scale_list, struct list_args)
@@ -309,21 +221,4 @@ TD_KERNEL(unscale_strided, struct strided_args)
 {
     const list_entry &entry = args.list.entry[0];
     BY_DTYPE(unscale, args.list, entry, &args.space)
-}
-
-/* One block: the sums of all blocks, in a fixed order. */
-TD_KERNEL_SYNC(norm_end, struct norm_args)
-{
-    bool greatest = isinf(args.power);
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < args.count; i += blockDim.x)
-        sum = greatest ? greatest_op()(sum, args.sums[i]) : sum + args.sums[i];
-    sum = greatest ? reduce_block(sum, 0.0, greatest_op()) : reduce_block(sum, 0.0, plus_op());
-    if (threadIdx.x)
-        return;
-    double norm = greatest ? sum : args.power == 2 ? sqrt(sum) : pow(sum, 1 / args.power);
-    if (args.wide)
-        *(double *)args.out = norm;
-    else
-        *(float *)args.out = (float)norm;
 }

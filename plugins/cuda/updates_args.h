@@ -55,7 +55,7 @@ struct adam_args {
     struct adam_entry entry[ADAM_ENTRIES];
 };
 
-/* Norm, scale and unscale. */
+/* Scale and unscale, and the sums of power_sums_args.h. */
 struct list_entry {
     void *x;
     int64_t count;
@@ -65,8 +65,6 @@ struct list_entry {
 };
 
 struct list_args {
-    double *sums;         /* norm: one each block */
-    double power;         /* … INFINITY: the greatest */
     const void *multiple; /* scale: the factor, f32 or f64 */
     double factor;        /* unscale */
     float *found;         /* … */
@@ -79,15 +77,6 @@ struct list_args {
 struct strided_args {
     struct cuda_space space;
     struct list_args list; /* with one entry */
-};
-
-/* The norm, from the sums of all blocks. */
-struct norm_args {
-    const double *sums;
-    int64_t count;
-    double power;
-    void *out;
-    int32_t wide; /* `out` is f64 */
 };
 
 #endif

@@ -1,61 +1,12 @@
-/* Gradient clipping. Each device computes the norm of its gradients; where there are several, the norms are combined on
- * one of them. The factor is computed there too, so that the host waits for an accelerator only where it has to know the
- * norm itself. */
-#include "optim/optimizer.h"
+/* Gradient clipping. The factor is computed where the norm is, so that the host waits for an accelerator only where it has
+ * to know the norm itself. */
+#include "optim/grad_norm.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-/* ---- The norm ------------------------------------------------------------------------------------- */
-
-static td_tensor *number_on(td_device *device)
-{
-    return td__empty("td_clip_grad_norm_", NULL, 0, TD_F64, device);
-}
-
-/* The norm of the norms of all devices, on the first one. */
-static td_status combine(struct td__grads *grads, double type, td_tensor **total)
-{
-    int count = grads->device_count;
-    td_device *first = grads->devices[0].device;
-    td_tensor **norms = calloc((size_t)count, sizeof *norms);
-    td_status status = norms ? TD_OK : td__fail_nomem("td_clip_grad_norm_");
-    for (int i = 0; i < count && !status; i++) {
-        norms[i] = td__number_to("td_clip_grad_norm_", first, grads->devices[i].number);
-        status = norms[i] ? TD_OK : td__error_status();
-    }
-    td_tensor *number = status ? NULL : number_on(first);
-    if (!status)
-        status = number ? td__kernels_of(number)->norm(number, norms, count, type)
-                        : td__error_status();
-    for (int i = 0; i < count && norms; i++)
-        td_tensor_release(norms[i]);
-    free(norms);
-    if (status)
-        td_tensor_release(number);
-    else
-        *total = number;
-    return status;
-}
-
-/* One element with the norm of all gradients. */
-static td_status find_norm(struct td__grads *grads, double type, td_tensor **total)
-{
-    for (int i = 0; i < grads->device_count; i++) {
-        struct td__device_grads *group = &grads->devices[i];
-        group->number = number_on(group->device);
-        if (!group->number)
-            return td__error_status();
-        TD_TRY(td__kernels_of(group->number)->norm(group->number, group->list, group->count, type));
-    }
-    if (grads->device_count > 1)
-        return combine(grads, type, total);
-    *total = td_tensor_retain(grads->devices[0].number);
-    return TD_OK;
-}
 
 /* Waits for an accelerator. */
 static td_status read_number(td_tensor *number, double *value)
@@ -98,13 +49,11 @@ static td_status scale_all(struct td__grads *grads, td_tensor *factor)
 }
 
 /* *norm, where not NULL, gets the norm. */
-static td_status clip(struct td__grads *grads, double max_norm, double type, bool only_finite,
-                      double *norm)
+static td_status clip(td_tensor *const *parameters, int count, struct td__grads *grads,
+                      double max_norm, double type, bool only_finite, double *norm)
 {
     td_tensor *total = NULL;
-    if (grads->device_count == 0)
-        return TD_OK;
-    TD_TRY(find_norm(grads, type, &total));
+    TD_TRY(td__grad_norm(parameters, count, grads, type, &total));
     td_status status = TD_OK;
     double value = NAN;
     bool known = norm || only_finite || td__on_host(total);
@@ -146,8 +95,8 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
     td_status status = td__find_grads(call, parameters, count, &grads);
     double value = 0;
     if (!status)
-        status = clip(&grads, max_norm, type, options && options->error_if_nonfinite,
-                      norm ? &value : NULL);
+        status = clip(parameters, count, &grads, max_norm, type,
+                      options && options->error_if_nonfinite, norm ? &value : NULL);
     if (!status && norm)
         *norm = value;
     td__free_grads(&grads);

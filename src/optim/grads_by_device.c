@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-static td_device *memory_of(const td_tensor *tensor)
+td_device *td__memory_device(const td_tensor *tensor)
 {
     td_device *device = tensor->storage->device;
     return device->is_host ? td__host_device() : device;
@@ -16,8 +16,9 @@ td_status td__find_grads(const char *call, td_tensor *const *parameters, int cou
 {
     size_t room = (size_t)count + 1;
     grads->list = malloc(2 * room * sizeof *grads->list);
+    grads->numbers = malloc(room * sizeof *grads->numbers);
     grads->devices = calloc(room, sizeof *grads->devices);
-    if (!grads->list || !grads->devices)
+    if (!grads->list || !grads->numbers || !grads->devices)
         return td__fail_nomem(call);
     td_tensor **all = grads->list + room;
     int found = 0, placed = 0;
@@ -29,10 +30,12 @@ td_status td__find_grads(const char *call, td_tensor *const *parameters, int cou
             if (!all[i] || td__on_host(all[i]) != host)
                 continue;
             struct td__device_grads *group = &grads->devices[grads->device_count++];
-            *group = (struct td__device_grads){.device = memory_of(all[i]),
-                                               .list = grads->list + placed};
+            *group = (struct td__device_grads){.device = td__memory_device(all[i]),
+                                               .list = grads->list + placed,
+                                               .numbers = grads->numbers + placed};
             for (int k = i; k < found; k++)
-                if (all[k] && memory_of(all[k]) == group->device) {
+                if (all[k] && td__memory_device(all[k]) == group->device) {
+                    group->numbers[group->count] = k;
                     group->list[group->count++] = all[k];
                     all[k] = NULL;
                 }
@@ -46,6 +49,7 @@ void td__free_grads(struct td__grads *grads)
     for (int i = 0; i < grads->device_count; i++)
         td_tensor_release(grads->devices[i].number);
     free(grads->devices);
+    free(grads->numbers);
     free(grads->list);
 }
 

@@ -102,6 +102,7 @@ td_status td__parameter_list(const char *call, td_module *module, td_tensor ***l
 struct td__device_grads {
     td_device *device;
     td_tensor **list; /* in struct td__grads */
+    int *numbers;     /* which of all gradients each is */
     int count;
     td_tensor *
         number; /* for the user of the struct: a result of the device, released at the end; or NULL */
@@ -109,6 +110,7 @@ struct td__device_grads {
 
 struct td__grads {
     td_tensor **list;
+    int *numbers;
     struct td__device_grads *devices; /* an accelerator comes first, where there is one */
     int device_count;
 };
@@ -117,6 +119,9 @@ struct td__grads {
 td_status td__find_grads(const char *call, td_tensor *const *parameters, int count,
                          struct td__grads *grads);
 void td__free_grads(struct td__grads *grads);
+
+/** The device whose kernels compute with a tensor: numbered devices of the host are the host. */
+td_device *td__memory_device(const td_tensor *tensor);
 
 /** A tensor of one element as it is, or a copy of it on another device; one reference. */
 td_tensor *td__number_to(const char *call, td_device *device, td_tensor *number);

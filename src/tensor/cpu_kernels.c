@@ -52,6 +52,7 @@ const td_kernels td__cpu_kernels = {
     .sgd = td__cpu_sgd,
     .adam = td__cpu_adam,
     .norm = td__cpu_norm,
+    .power_sums = td__cpu_power_sums,
     .scale = td__cpu_scale,
     .unscale = td__cpu_unscale,
     .cross_entropy = td__cpu_cross_entropy,

@@ -84,6 +84,7 @@ td_status td__cpu_random_range(td_tensor *out, int64_t from, uint64_t range,
 td_status td__cpu_sgd(const td_sgd_update *updates, int count);
 td_status td__cpu_adam(const td_adam_update *updates, int count);
 td_status td__cpu_norm(td_tensor *out, td_tensor *const *x, int count, double power);
+td_status td__cpu_power_sums(td_tensor *out, td_tensor *const *x, int count, double power);
 td_status td__cpu_unscale(td_tensor *const *x, int count, double factor, td_tensor *found);
 
 /* ---- Products and pooling -------------------------------------------------------------------- */

@@ -494,15 +494,34 @@ static td_status copy_list(const char *call, td_tensor *const *x, int count, con
     return TD_OK;
 }
 
+/* The same, with `out`, which is written, as the first operand. */
+static td_status copy_list_after(const char *call, td_tensor *const *x, int count,
+                                 const td_tensor **out, td_tensor ***list, const td_tensor ****at)
+{
+    TD_TRY(copy_list(call, x, count, out, list, at));
+    const td_tensor **first = (*at)[0];
+    (*at)[0] = (*at)[count];
+    (*at)[count] = first;
+    return TD_OK;
+}
+
 static td_status run_norm(td_tensor *out, td_tensor *const *x, int count, double power)
 {
     td_tensor **list;
     const td_tensor ***at;
-    TD_TRY(copy_list("norm", x, count, AT(out), &list, &at));
-    const td_tensor **first = at[0];
-    at[0] = at[count]; /* what is written comes first */
-    at[count] = first;
+    TD_TRY(copy_list_after("norm", x, count, AT(out), &list, &at));
     RUN_LIST(norm, NULL, 1, at, count + 1, out, list, count, power);
+    free(at);
+    free(list);
+    return status;
+}
+
+static td_status run_power_sums(td_tensor *out, td_tensor *const *x, int count, double power)
+{
+    td_tensor **list;
+    const td_tensor ***at;
+    TD_TRY(copy_list_after("power_sums", x, count, AT(out), &list, &at));
+    RUN_LIST(power_sums, NULL, 1, at, count + 1, out, list, count, power);
     free(at);
     free(list);
     return status;
@@ -657,6 +676,7 @@ const td_kernels td__wrapped_kernels = {
     .sgd = run_sgd,
     .adam = run_adam,
     .norm = run_norm,
+    .power_sums = run_power_sums,
     .scale = run_scale,
     .unscale = run_unscale,
     .binary_mixed = run_binary_mixed,
