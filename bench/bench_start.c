@@ -42,6 +42,8 @@ struct bench {
     const char *peer;
     bool table;
     int rounds;     /* 0: each measurement's own */
+    int ranks;      /* that meet; 0: 64 and 256 */
+    int hosts;      /* over which the launcher's command divides them */
     char **command; /* the launcher; "{n}" stands for the number of processes */
     char path[64];  /* of the memfd */
     struct rank_times *records;
@@ -99,8 +101,8 @@ static void make_command(const struct bench *bench, int ranks, const char *task,
             words[count++] = *word;
             continue;
         }
-        int length = snprintf(room, size, "%.*s%d%s", (int)(place - *word), *word, ranks,
-                              place + 3);
+        int length = snprintf(room, size, "%.*s%d%s", (int)(place - *word), *word,
+                              ranks / bench->hosts, place + 3);
         if (length < 0 || (size_t)length >= size)
             bench_die("the launcher's command is too long");
         words[count++] = room;
@@ -256,6 +258,8 @@ static const char usage[] =
     "  bench_start --peer torch start -- torchrun --standalone --nproc_per_node={n} --no_python\n"
     "\n"
     "  --table          a table instead of one line of JSON for each figure\n"
+    "  --ranks N        so many for meet, instead of 64 and 256\n"
+    "  --hosts N        {n} is the number for each of so many hosts that LAUNCHER starts them on\n"
     "  --rounds N       runs of which the median is taken (20 for start, 5 for meet, 7 for\n"
     "                   rendezvous)\n"
     "  --peer NAME      the name in the JSON (tandem)\n";
@@ -274,7 +278,7 @@ int main(int argc, char **argv)
     if (argc == 4 && !strcmp(argv[1], "--worker"))
         return run_worker(begun, argv[2], argv[3]);
 
-    struct bench bench = {.peer = "tandem"};
+    struct bench bench = {.peer = "tandem", .hosts = 1};
     char *what[8];
     int count = 0;
     for (int i = 1; i < argc && !bench.command; i++) {
@@ -284,6 +288,12 @@ int main(int argc, char **argv)
             return 0;
         } else if (!strcmp(word, "--table")) {
             bench.table = true;
+        } else if (!strcmp(word, "--ranks")) {
+            bench.ranks = bench_number(word, argv[++i], 1);
+            if (bench.ranks > MAX_RANKS)
+                bench_die("at most %d ranks", MAX_RANKS);
+        } else if (!strcmp(word, "--hosts")) {
+            bench.hosts = bench_number(word, argv[++i], 1);
         } else if (!strcmp(word, "--rounds")) {
             bench.rounds = bench_number(word, argv[++i], 1);
             if (bench.rounds > MAX_ROUNDS)
@@ -308,8 +318,10 @@ int main(int argc, char **argv)
         printf("%-14s %5s %10s %10s\n", "", "ranks", "median ms", "least ms");
     if (wants(count, what, "start"))
         measure_start(&bench, false);
-    for (int ranks = 64; ranks <= 256 && wants(count, what, "meet"); ranks *= 4)
+    for (int ranks = 64; !bench.ranks && ranks <= 256 && wants(count, what, "meet"); ranks *= 4)
         measure_meeting(&bench, false, ranks);
+    if (bench.ranks && wants(count, what, "meet"))
+        measure_meeting(&bench, false, bench.ranks);
     if (wants(count, what, "spawn"))
         measure_start(&bench, true);
     for (int ranks = 64; ranks <= 256 && wants(count, what, "spawn"); ranks *= 4)

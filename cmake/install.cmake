@@ -7,12 +7,12 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 install(TARGETS tandem EXPORT tandem-targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS tdbench tdcheck tdrun RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS tdbench tdcheck tdmerge tdrun RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tandem
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_SOURCE_DIR}/man/tdrun.1 ${PROJECT_SOURCE_DIR}/man/tdbench.1
-    ${PROJECT_SOURCE_DIR}/man/tdcheck.1
+    ${PROJECT_SOURCE_DIR}/man/tdcheck.1 ${PROJECT_SOURCE_DIR}/man/tdmerge.1
     DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(EXPORT tandem-targets
     NAMESPACE tandem::

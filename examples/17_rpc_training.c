@@ -113,16 +113,20 @@ static void run_node_a(void)
 
 int main(void)
 {
-    const char *rank = getenv("RANK");
-    bool is_a = !rank || atoi(rank) == 0;
+    td_world world; /* the rank decides which node this is, also under srun and mpirun */
+    check(!td_rendezvous(NULL, NULL, &world));
+    bool is_a = world.rank == 0;
     check(!td_rpc_register_class(
         &(td_rpc_class){.signature = "Net(input_dim: int = 2, output_dim: int = 1)",
                         .create = net_create,
                         .destroy = net_destroy,
                         .methods = net_methods}));
-    check(!td_init_rpc(is_a ? "node_A" : "node_B", NULL));
+    td_rpc_options options = {
+        .rank = world.rank, .world_size = world.world_size, .store = world.store};
+    check(!td_init_rpc(is_a ? "node_A" : "node_B", &options));
     if (is_a)
         run_node_a();
     check(!td_rpc_shutdown(NULL)); /* node B serves calls until all have come here */
+    check(!td_world_close(&world));
     return 0;
 }

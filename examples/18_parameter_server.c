@@ -82,9 +82,10 @@ static void train(int rank)
 
 int main(void)
 {
-    const char *given = getenv("RANK");
-    int rank = given ? atoi(given) : 0;
+    td_world world; /* from the launcher: tdrun, srun, mpirun */
     char name[32];
+    check(!td_rendezvous(NULL, NULL, &world));
+    int rank = world.rank;
     TD_SCOPE;
     if (rank == 0) {
         weight = td_zeros(TD_SHAPE(FEATURES, 1), TD_F32, NULL);
@@ -94,10 +95,12 @@ int main(void)
               !td_rpc_register("push(grad: tensor)", push, NULL));
     }
     snprintf(name, sizeof name, rank ? "trainer_%d" : "server", rank);
-    check(!td_init_rpc(name, NULL));
+    td_rpc_options options = {.rank = rank, .world_size = world.world_size, .store = world.store};
+    check(!td_init_rpc(name, &options));
     if (rank > 0)
         train(rank);
     check(!td_rpc_shutdown(NULL));
+    check(!td_world_close(&world));
     if (rank == 0)
         printf("server: %d updates\n", updates);
     td_optimizer_destroy(optimizer);

@@ -3,10 +3,12 @@
  *     gpt2 --data /usr/share/common-licenses/GPL-3
  *     gpt2 --data train.bin --from model.safetensors --device cuda --bf16 --batch 16
  *     tdrun --standalone --nproc-per-node=8 gpt2 --data train.bin --size 124M --device cuda --bf16 --batch 64
+ *     tdrun --standalone --nproc-per-node=8 gpt2 --data train.bin --size 1.5B --device cuda --bf16 --fsdp
  *
  * gpt2 --help lists the options, docs/gpt2.md explains them. The model is in gpt2_model.c. */
 #include "gpt2.h"
 #include "loss_curve.h"
+#include "memory_curve.h"
 
 #include <errno.h>
 #include <math.h>
@@ -25,7 +27,7 @@ struct run {
     int ranks, rank;
 
     td_module *gpt2;
-    td_module *model; /* gpt2, or the module of td_ddp() around it */
+    td_module *model; /* gpt2, sharded or not, or the module of td_ddp() around it */
     td_optimizer *optimizer;
     td_schedule *schedule;
     td_sampler *sampler;
@@ -42,6 +44,9 @@ struct run {
     float *losses; /* of all steps from `first_step` on, up to the last line of progress */
     int64_t first_step, losses_count;
 
+    struct memory_curve *memory; /* of this step; NULL: it is not drawn */
+
+    double flops_per_token;
     double peak;               /* FLOP/s of all devices; 0: not known yet */
     double line_time, seconds; /* time of the last line; duration of all steps but the first */
     int64_t timed_steps;       /* steps in these seconds */
@@ -100,14 +105,19 @@ static td_tensor *loss_of(struct run *run, td_tensor *tokens, td_tensor *targets
     return td_div_scalar(loss, (double)run->settings.accumulate);
 }
 
-/* The gradients of batch i. With td_ddp(), those of the last batch of a step are averaged over the ranks, with the sums
+/* The gradients of batch i. With td_ddp() and td_fsdp(), those of the last batch of a step are averaged over the ranks, with the sums
  * of those before. */
 static td_status add_gradients(struct run *run, int64_t i)
 {
     TD_SCOPE;
-    if (run->model != run->gpt2)
-        td_ddp_set_sync(run->model, i == run->settings.accumulate - 1);
+    bool last = i == run->settings.accumulate - 1;
+    if (run->settings.fsdp)
+        td_fsdp_set_sync(run->model, last);
+    else if (run->model != run->gpt2)
+        td_ddp_set_sync(run->model, last);
+    memory_curve_mark(run->memory, MEMORY_FORWARD);
     td_tensor *loss = loss_of(run, td_select(run->tokens, 0, i), td_select(run->targets, 0, i));
+    memory_curve_mark(run->memory, MEMORY_BACKWARD);
     td_status status = td_backward(loss);
     return status ? status : td_add_(run->loss, td_detach(loss));
 }
@@ -121,6 +131,7 @@ static td_status update(void *arg)
         status = td_zero_(run->loss);
     for (int64_t i = 0; !status && i < run->settings.accumulate; i++)
         status = add_gradients(run, i);
+    memory_curve_mark(run->memory, MEMORY_STEP);
     if (!status && run->settings.clip > 0)
         status = td_clip_grad_norm_(run->gpt2, run->settings.clip, NULL, NULL);
     return status ? status : td_optimizer_step(run->optimizer);
@@ -144,13 +155,34 @@ static td_status run_update(struct run *run)
     return update(run);
 }
 
+/* A step whose memory is drawn. */
+static td_status draw_update(struct run *run)
+{
+    const struct gpt2_settings *settings = &run->settings;
+    char name[64];
+    const char *strategy = settings->strategy ? settings->strategy : "full_shard";
+    snprintf(name, sizeof name, "%s%s",
+             settings->fsdp   ? strategy
+             : run->ranks > 1 ? "ddp"
+                              : "one_process",
+             settings->no_shared_memory ? "-gathers" : "");
+    run->memory = memory_curve_begin(run->gpt2, run->optimizer, run->device);
+    if (!run->memory)
+        return td_last_status();
+    td_status status = update(run);
+    td_status drawn = memory_curve_end(run->memory, settings->out, name);
+    run->memory = NULL;
+    return status ? status : drawn;
+}
+
 static td_status train_step(struct run *run)
 {
     TD_SCOPE;
     td_status status = load_batches(run);
     run->lr = td_optimizer_lr(run->optimizer);
+    bool draws = run->settings.memory && run->step + 1 == run->settings.memory;
     if (!status)
-        status = run_update(run);
+        status = draws ? draw_update(run) : run_update(run);
     if (!status)
         status = td_tensor_copy(td_select(run->recent, 0, run->recent_count), run->loss);
     if (!status)
@@ -172,7 +204,7 @@ static double tokens_a_second(const struct run *run, int64_t steps, double secon
 
 static double share_of_peak(const struct run *run, double rate)
 {
-    return 100 * rate * gpt2_flops_per_token(run->gpt2, &run->config) / run->peak;
+    return 100 * rate * run->flops_per_token / run->peak;
 }
 
 static void print_progress(struct run *run, int64_t steps)
@@ -233,6 +265,8 @@ static void print_summary(const struct run *run)
            on_host(run) ? "the process" : td_device_name(run->device));
     if (run->settings.out && run->losses_count)
         printf("  loss curve           %s/loss.svg\n", run->settings.out);
+    if (run->settings.memory >= run->first_step && run->settings.memory <= run->step)
+        printf("  memory over a step   %s/memory.svg\n", run->settings.out);
     printf("\n");
 }
 
@@ -247,7 +281,10 @@ static td_status checkpoint(struct run *run, bool load)
                             .schedule = run->schedule,
                             .sampler = run->sampler,
                             .step = run->step,
-                            .epoch = run->epoch};
+                            .epoch = run->epoch,
+                            .any_size = run->settings.fsdp};
+    if (!load && run->settings.fsdp)
+        return td_training_save_sharded_numbered(directory, &training, 2, NULL, NULL);
     if (!load)
         return td_training_save_numbered(directory, &training, 2, NULL);
     bool found;
@@ -332,6 +369,21 @@ static td_status choose_config(struct run *run, const td_state *weights)
     return TD_OK;
 }
 
+/* Each block is a unit of td_fsdp(); the embeddings, which the head uses, too, are the rest. */
+static td_module *distribute(const struct run *run)
+{
+    static const char *const kinds[] = {"Block"};
+    const struct gpt2_settings *settings = &run->settings;
+    int strategy = settings->strategy ? gpt2_strategy(settings->strategy) : TD_FULL_SHARD;
+    if (settings->fsdp)
+        return td_fsdp(run->gpt2,
+                       &(td_fsdp_options){.strategy = (td_fsdp_strategy)strategy,
+                                          .kinds = kinds,
+                                          .kind_count = 1,
+                                          .no_shared_memory = settings->no_shared_memory});
+    return run->ranks > 1 ? td_ddp(run->gpt2, NULL) : run->gpt2;
+}
+
 static td_status set_up_model(struct run *run)
 {
     const char *from = run->settings.from;
@@ -348,10 +400,12 @@ static td_status set_up_model(struct run *run)
     td_state_destroy(weights);
     if (status)
         return status;
-    run->model = run->ranks > 1 ? td_ddp(run->gpt2, NULL) : run->gpt2;
+    int64_t parameters = td_module_parameter_count(run->gpt2);
+    run->flops_per_token = gpt2_flops_per_token(run->gpt2, &run->config);
+    run->model = distribute(run);
     td_manual_seed((uint64_t)(run->settings.seed + run->rank)); /* dropout differs by rank */
     if (!run->model) {
-        run->gpt2 = NULL; /* td_ddp() has destroyed it */
+        run->gpt2 = NULL; /* it was destroyed */
         return td_last_status();
     }
     if (run->rank == 0)
@@ -359,8 +413,8 @@ static td_status set_up_model(struct run *run)
             "GPT-2 of %lld layers, %lld heads, width %lld, context %lld, %lld tokens: %.1f M parameters, on %d × %s, %s\n",
             (long long)run->config.layers, (long long)run->config.heads,
             (long long)run->config.width, (long long)run->config.context,
-            (long long)run->config.vocabulary, (double)td_module_parameter_count(run->gpt2) / 1e6,
-            run->ranks, td_device_name(run->device), run->settings.bf16 ? "bf16" : "f32");
+            (long long)run->config.vocabulary, (double)parameters / 1e6, run->ranks,
+            td_device_name(run->device), run->settings.bf16 ? "bf16" : "f32");
     return TD_OK;
 }
 
@@ -437,7 +491,7 @@ static td_status set_up_processes(struct run *run)
 {
     const char *name = run->settings.device;
     run->ranks = 1;
-    if (getenv("WORLD_SIZE")) {
+    if (getenv("WORLD_SIZE") || run->settings.fsdp) {
         td_status status = td_init_process_group(NULL);
         if (status)
             return status;
@@ -481,7 +535,13 @@ static int run_all(struct run *run)
         return fail("the optimizer");
     if (trains && train(run))
         return fail("training");
-    return run->rank == 0 ? finish(run) : 0;
+    bool gathers = run->settings.fsdp && (run->settings.save || run->settings.generate);
+    if (gathers && td_fsdp_gather_begin(run->model, false))
+        return fail("gathering the weights");
+    int code = run->rank == 0 ? finish(run) : 0;
+    if (gathers && td_fsdp_gather_end(run->model))
+        return fail("the end");
+    return code;
 }
 
 int main(int argc, char **argv)

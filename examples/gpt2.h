@@ -53,11 +53,14 @@ struct gpt2_settings {
     /* training */
     const char *device;
     bool bf16, graph;
+    /* sharding */
+    bool fsdp, no_shared_memory;
+    const char *strategy;
     int64_t batch, accumulate, steps, warmup, seed;
     double lr, min_lr, weight_decay, clip;
     /* what comes out */
     const char *out, *save, *peak;
-    int64_t save_every, log_every;
+    int64_t save_every, log_every, memory;
     bool resume;
     /* text */
     int64_t generate, top_k;
@@ -67,6 +70,9 @@ struct gpt2_settings {
 
 /** Reads the command line. True: go on. Otherwise *code is that of the program, which has printed why, or its help. */
 bool gpt2_read_settings(int argc, char **argv, struct gpt2_settings *settings, int *code);
+
+/** The td_fsdp_strategy of a name; -1 for others. */
+int gpt2_strategy(const char *name);
 
 /* ---- Text ----------------------------------------------------------------------------------------- */
 

@@ -198,7 +198,8 @@ td_optimizer *gpt2_adamw(td_module *gpt2, double lr, double weight_decay)
     td_tensor **lists = calloc(2 * (size_t)count + 1, sizeof(td_tensor *));
     for (int i = 0; lists && i < count; i++) {
         td_tensor *parameter = td_state_tensor(all, i);
-        if (td_tensor_ndim(parameter) > 1)
+        const td_shard *shard = td_tensor_shard(parameter);
+        if ((shard ? shard->ndim : td_tensor_ndim(parameter)) > 1)
             lists[matrices++] = parameter;
         else
             lists[count + vectors++] = parameter;

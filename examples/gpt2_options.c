@@ -53,6 +53,14 @@ static const struct option options[] = {
     OPTION(NUMBER, "--clip", "X", clip, 0, "greatest norm of all gradients (1; 0: any)"),
     OPTION(INTEGER, "--seed", "N", seed, 0, "of weights, order and dropout (1)"),
 
+    {SECTION, "Sharding (docs/fsdp.md)", NULL, NULL, 0, 0},
+    OPTION(FLAG, "--fsdp", NULL, fsdp, 0,
+           "parameters, gradients and optimizer state divided among the processes"),
+    OPTION(TEXT, "--strategy", "NAME", strategy, 0,
+           "full_shard, shard_grad_op, no_shard or hybrid_shard (full_shard)"),
+    OPTION(FLAG, "--no-shared-memory", NULL, no_shared_memory, 0,
+           "gather parameters on one host, too"),
+
     {SECTION, "Results", NULL, NULL, 0, 0},
     OPTION(INTEGER, "--log", "N", log_every, 1, "steps for each line of progress (10)"),
     OPTION(TEXT, "--peak", "X", peak, 0,
@@ -60,6 +68,8 @@ static const struct option options[] = {
     OPTION(TEXT, "--out", "DIR", out, 0, "for loss.svg, loss.csv and checkpoints"),
     OPTION(INTEGER, "--save-every", "N", save_every, 1, "steps for each checkpoint (none)"),
     OPTION(FLAG, "--resume", NULL, resume, 0, "go on from the last checkpoint in --out"),
+    OPTION(INTEGER, "--memory", "N", memory, 2,
+           "draw the memory of each rank over step N in --out"),
     OPTION(TEXT, "--save", "FILE", save, 0, "weights at the end, as Hugging Face has them"),
 
     {SECTION, "Text at the end", NULL, NULL, 0, 0},
@@ -161,6 +171,15 @@ static bool set_option(const struct option *option, const char *value,
     return true;
 }
 
+int gpt2_strategy(const char *name)
+{
+    static const char *const names[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard"};
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(name, names[i]))
+            return i; /* the values of td_fsdp_strategy */
+    return -1;
+}
+
 /* What options must be together. */
 static bool check_settings(const struct gpt2_settings *settings)
 {
@@ -181,6 +200,12 @@ static bool check_settings(const struct gpt2_settings *settings)
         wrong = "--data FILE is missing: what to learn, any text; --help lists all options";
     else if ((settings->save_every || settings->resume) && !settings->out)
         wrong = "checkpoints need a directory: --out DIR";
+    else if (settings->memory && !settings->out)
+        wrong = "the drawing of the memory needs a directory: --out DIR";
+    else if ((settings->strategy || settings->no_shared_memory) && !settings->fsdp)
+        wrong = "--strategy and --no-shared-memory are for --fsdp";
+    else if (settings->strategy && gpt2_strategy(settings->strategy) < 0)
+        wrong = "--strategy is full_shard, shard_grad_op, no_shard or hybrid_shard";
     if (wrong)
         fprintf(stderr, "gpt2: %s\n", wrong);
     return !wrong;

@@ -1,7 +1,7 @@
 /* Survive: steps that continue when a process dies.
  *
- *     tdrun --standalone --nproc-per-node=3 --keep-going ./survive --die 1 3
- *     tdrun --standalone --nproc-per-node=3 --keep-going --max-restarts 1 ./survive --die 1 3
+ *     tdrun --standalone --nproc-per-node=3 --on-failure=shrink ./survive --die 1 3
+ *     tdrun --standalone --nproc-per-node=3 --on-failure=replace ./survive --die 1 3
  *
  * Rank 1 kills itself after step 3. In the first run the others do the remaining steps without it. In the
  * second one tdrun restarts it, and all three do. */

@@ -90,6 +90,11 @@ int td_test_slowness(void)
     return TD_TEST_SLOWNESS;
 }
 
+bool td_test_is_long(void)
+{
+    return getenv(TD_TEST_LONG_VARIABLE) != NULL;
+}
+
 void td_test_kill(int victim, int signal)
 {
     int pid;

@@ -114,7 +114,7 @@ static void check_many(td_tensor *const *tensors, int64_t base, int64_t factor, 
         check_tensor(tensors[i * 2], base + i * step, factor);
     for (int i = 0; i < 4; i++)
         CHECK(((double *)td_tensor_data(tensors[1]))[i] == (double)base);
-    CHECK_EQ(*(uint8_t *)td_tensor_data(tensors[3]), base);
+    CHECK_EQ(*(uint8_t *)td_tensor_data(tensors[3]), (uint8_t)base);
 }
 
 static void release_many(td_tensor **tensors, int count)

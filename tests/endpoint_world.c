@@ -3,6 +3,7 @@
 
 #include "runner.h"
 
+#include "os/tls.h"
 #include "peer/endpoint_internal.h"
 
 #include <errno.h>
@@ -85,7 +86,7 @@ void check_closed(int fd)
     struct pollfd end = {.fd = fd, .events = POLLIN};
     char byte;
     CHECK_EQ(poll(&end, 1, 15000 * td_test_slowness()), 1);
-    ssize_t got = recv(fd, &byte, 1, MSG_DONTWAIT);
+    ssize_t got = td__sock_recv(fd, &byte, 1, MSG_DONTWAIT);
     CHECK(got == 0 || (got < 0 && errno == ECONNRESET));
     close(fd);
 }

@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_FORKS = 256 };
+enum { MAX_FORKS = 1024 };
 
 struct started {
     pid_t pid;

@@ -37,6 +37,7 @@
 
 enum {
     DEFAULT_DEADLINE_S = 20,
+    LONGER = 30,
     AFTER_FAILURE_S = 2,  /* that the other ranks have to end after the first failure */
     LEFT_BEHIND_S = 2,    /* that the children of ended ranks have to end */
     HOST_EXTRA_S = 30,    /* beyond the test's deadline: the host itself must hang */
@@ -78,7 +79,8 @@ static void on_child(int signal_number)
 
 static double deadline_of(const struct td_test *test)
 {
-    return (test->deadline_s > 0 ? test->deadline_s : DEFAULT_DEADLINE_S) * td_test_slowness();
+    double seconds = test->deadline_s > 0 ? test->deadline_s : DEFAULT_DEADLINE_S;
+    return seconds * td_test_slowness() * (td_test_is_long() ? LONGER : 1);
 }
 
 static int ranks_of(const struct td_test *test)
@@ -624,6 +626,12 @@ int main(int argc, char **argv)
                 printf("%s\n", test->name);
         return 0;
     }
+    unsetenv(TD_TEST_LONG_VARIABLE);
+    if (argc > 1 && !strcmp(argv[1], "--long")) {
+        setenv(TD_TEST_LONG_VARIABLE, "1", 1);
+        argc--;
+        argv++;
+    }
     if (argc > 2 && !strcmp(argv[1], "--device")) {
         setenv(TD_TEST_DEVICE_VARIABLE, argv[2], 1);
         argc -= 2;
@@ -632,7 +640,7 @@ int main(int argc, char **argv)
         unsetenv(TD_TEST_DEVICE_VARIABLE);
     }
     if (argc > 1 && argv[1][0] == '-') {
-        fprintf(stderr, "usage: %s [--list | [--device NAME] NAME-OR-PATTERN…]\n",
+        fprintf(stderr, "usage: %s [--list | [--long] [--device NAME] NAME-OR-PATTERN…]\n",
                 program_invocation_name);
         return 2;
     }

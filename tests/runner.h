@@ -24,6 +24,8 @@
  * TD_TEST_SET says, as in TD_TEST_SET="TANDEM_TLS=1 TANDEM_TRANSPORT=tcp", is set for all tests. TD_TEST_SKIP="name
  * name" leaves tests out.
  *
+ * With --long as the first argument, tests that ask td_test_is_long() do more, and have 30 times as long.
+ *
  * With --device NAME as the first arguments, that device is the current one when a test begins, and its failures fail the
  * test. host_data.h reads elements on any device; a test that is about the host's own memory says so in `.host_only`,
  * and is skipped there. */
@@ -94,6 +96,9 @@ bool td_test_on_host(void);
 
 /** 1, or 5 where a sanitizer slows everything down. */
 int td_test_slowness(void);
+
+/** Whether --long was given. */
+bool td_test_is_long(void);
 
 /** How a child process has ended. */
 struct td_test_child {

@@ -11,6 +11,7 @@ enum { TD_TEST_MAX_RANKS = 64, TD_TEST_EXIT_FAILED = 1, TD_TEST_EXIT_SKIPPED = 7
 /* The variable with the number of its fd. */
 #define TD_TEST_PAGE_VARIABLE "TD_TEST_PAGE"
 #define TD_TEST_DIRECTORY_VARIABLE "TD_TEST_DIRECTORY"
+#define TD_TEST_LONG_VARIABLE "TD_TEST_LONG"     /* set by --long */
 #define TD_TEST_DEVICE_VARIABLE "TD_TEST_DEVICE" /* with the name of --device */
 
 struct td_test_page {

@@ -4,6 +4,8 @@
 #include "runner.h"
 #include "store_conformance.h"
 
+#include "store/tcp_replica.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -55,6 +57,26 @@ td_store *open_tcp(void)
 td_store *open_tcp_again(void)
 {
     return open_client_at("127.0.0.1");
+}
+
+static struct td__tcp_server *standby;
+
+static void close_standby(void)
+{
+    td__tcp_replica_close(standby, 0);
+}
+
+td_store *open_replicated(void)
+{
+    td_store *store = open_tcp();
+    char address[32];
+    struct td__tcp_replica_options options = {
+        .host = "127.0.0.1", .secret = "conformance", .number = 1};
+    snprintf(address, sizeof address, "127.0.0.1:%d", tcp_port);
+    CHECK_OK(td__tcp_replica_open(&options, &standby));
+    atexit(close_standby);
+    CHECK_OK(td__tcp_replica_attach(standby, address, "conformance", td__deadline_in_ms(20000)));
+    return store;
 }
 
 td_store *open_unix(void)

@@ -22,6 +22,9 @@ td_store *open_server_at(const char *host);
 td_store *open_client_at(const char *host);
 extern int tcp_port; /* of the latest server */
 
+/** With a standby in this process, which has a copy of everything. */
+td_store *open_replicated(void);
+
 /** Views of the above with the prefix "pre"; nothing else is left of the base. */
 td_store *open_prefix_hash(void);
 td_store *open_prefix_tcp(void);

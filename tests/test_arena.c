@@ -188,6 +188,37 @@ TEST(arena_gives_large_memory_back)
     td__arena_destroy(arena);
 }
 
+static size_t pages_of(struct td__arena *arena)
+{
+    struct stat info;
+    CHECK_EQ(fstat(td__arena_fd(arena), &info), 0);
+    return (size_t)info.st_blocks * 512;
+}
+
+TEST(arena_trims_what_is_free)
+{
+    static const char zeros[4096];
+    struct td__arena *arena = make_arena(64 * MIB);
+    struct piece pieces[5];
+    for (int i = 0; i < 5; i++) {
+        size_t size = 2 * MIB + (size_t)i * 1000;
+        pieces[i] = (struct piece){td__arena_alloc(arena, size), size, (unsigned char)(i + 1)};
+        fill(&pieces[i]);
+    }
+    CHECK(td__arena_free(arena, pieces[1].memory));
+    CHECK(td__arena_free(arena, pieces[3].memory));
+    CHECK(pages_of(arena) >= 10 * MIB); /* kept for the next allocations */
+    td__arena_trim(arena);
+    CHECK(pages_of(arena) <= 7 * MIB);
+    for (int i = 0; i < 5; i += 2)
+        check_filled(&pieces[i]);
+    unsigned char *again = td__arena_alloc(arena, 2 * MIB);
+    CHECK(again == pieces[1].memory);
+    CHECK_MEM(again + MIB, zeros, sizeof zeros);
+    td__arena_trim(arena);
+    td__arena_destroy(arena);
+}
+
 TEST(arena_resolves)
 {
     struct td__arena *one = make_arena(16 * MIB), *two = make_arena(16 * MIB), *found = NULL;

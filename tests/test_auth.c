@@ -287,6 +287,32 @@ TEST(a_readable_secret_file_is_warned_of)
     td_log_set_sink(NULL, NULL);
 }
 
+/* As Kubernetes mounts secrets for a user that is not root: a group of the user's may read the file. */
+TEST(a_secret_file_of_root_and_a_group)
+{
+    struct td__secret secret;
+    char line[1024] = "";
+    if (geteuid() != 0)
+        td_test_skip("only root can give a file away");
+    td_log_set_sink(remember_line, line);
+    const char *path = write_file("secret", "x");
+    setenv("TANDEM_SECRET_FILE", path, 1);
+    CHECK_EQ(chmod(td_test_temp_dir(), 0711), 0);
+    CHECK_EQ(chown(path, 0, 1234), 0);
+    CHECK_EQ(chmod(path, 0440), 0);
+    CHECK_EQ(setegid(1234), 0);
+    CHECK_EQ(seteuid(1234), 0);
+    CHECK_OK(td__secret_load(NULL, &secret));
+    CHECK_STR(line, "");
+    CHECK_EQ(seteuid(0), 0);
+    CHECK_EQ(chmod(path, 0444), 0); /* others may read it, too */
+    CHECK_EQ(seteuid(1234), 0);
+    CHECK_OK(td__secret_load(NULL, &secret));
+    CHECK_CONTAINS(line, "can be read by other users");
+    CHECK_EQ(seteuid(0), 0);
+    td_log_set_sink(NULL, NULL);
+}
+
 TEST(secrets_are_random)
 {
     char one[65], two[65];

@@ -138,6 +138,19 @@ static void run_world(void)
     other = scene_of(&scene, half);
     if (scene.rank % 2 == 0)
         run_roots(&other);
+
+    /* All but the first and the last: parts of uneven hosts. */
+    td_group *inner = NULL;
+    for (int i = 1; i < scene.size - 1; i++)
+        ranks[i - 1] = i;
+    if (scene.size > 3)
+        CHECK_OK(td_new_group(ranks, scene.size - 2, NULL, &inner));
+    other = scene_of(&scene, inner);
+    if (scene.size > 3 && scene.rank > 0 && scene.rank < scene.size - 1) {
+        if (setup->hosts && !strcmp(setup->hosts, "011222"))
+            run_sizes(&other);
+        run_roots(&other);
+    }
     scene_close(&scene);
 }
 
@@ -163,6 +176,7 @@ WORLD(hosts_4_4, 8, .hosts = "00001111")
 WORLD(hosts_3_2, 5, .hosts = "00011")
 WORLD(hosts_1_3, 4, .hosts = "0111")
 WORLD(hosts_2_2_1, 5, .hosts = "00112")
+WORLD(hosts_1_2_3, 6, .hosts = "011222")
 WORLD(hosts_1_1_1, 3, .hosts = "012")
 WORLD(hosts_in_turns, 6, .hosts = "010101")
 WORLD(hosts_mixed, 7, .hosts = "0120210")

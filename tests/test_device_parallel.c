@@ -1,5 +1,5 @@
 /* Data parallelism on the toy accelerator: DataParallel over all devices of a kind, communication hooks, gradient scaling,
- * SyncBatchNorm, and steps that fail on one rank. */
+ * SyncBatchNorm, steps that fail on one rank, divided states of optimizers and steps in the backward pass. */
 #include "runner.h"
 #include "toy_device.h"
 
@@ -436,5 +436,67 @@ RANKS(sync_batch_norm_has_the_numbers_of_the_host, .ranks = 3, .deadline_s = 60)
                       1e-5, 1e-5));
     td_module_destroy(on_host);
     td_module_destroy(on_toy);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Divided state, and steps in backward --------------------------------------------------------------- */
+
+static td_optimizer *make_adam_of(td_tensor *const *parameters, int count, void *arg)
+{
+    (void)arg;
+    return td_adam_of(parameters, count, &(td_adam_options){.lr = 0.01});
+}
+
+static void train_adam(td_module *model, td_optimizer *adam, int step)
+{
+    TD_SCOPE;
+    td_device *device = toy(0);
+    td_tensor *x = td_tensor_to(make_input(10 * step + td_get_rank(NULL)), device);
+    CHECK_OK(td_optimizer_zero_grad(adam));
+    CHECK_OK(td_backward(td_mean(td_square(td_forward(model, x)))));
+    CHECK_OK(td_optimizer_step(adam));
+}
+
+static td_module *make_on_toy(void)
+{
+    td_module *net = make_net();
+    CHECK_OK(td_module_to(net, toy(0)));
+    net = td_ddp(net, &(td_ddp_options){.bucket_cap_mb = 0.0005});
+    CHECK(net != NULL);
+    return net;
+}
+
+RANKS(zero_and_steps_in_backward_have_the_bits, .ranks = 2, .deadline_s = 60)
+{
+    toy(0);
+    CHECK_OK(td_init_process_group(NULL));
+    td_module *models[] = {make_on_toy(), make_on_toy(), make_on_toy()};
+    td_optimizer *adams[] = {td_adam(models[0], &(td_adam_options){.lr = 0.01}),
+                             td_zero_optimizer(models[1], make_adam_of, NULL, NULL),
+                             td_adam(models[2], &(td_adam_options){.lr = 0.01})};
+    CHECK(adams[1] != NULL);
+    CHECK_OK(td_optimizer_in_backward(models[2], adams[2]));
+    for (int step = 0; step < STEPS; step++)
+        for (int i = 0; i < 3; i++)
+            train_adam(models[i], adams[i], step);
+    td_state *expected = td_module_parameters(models[0]);
+    for (int i = 1; i < 3; i++) {
+        TD_SCOPE;
+        td_state *parameters = td_module_parameters(models[i]);
+        for (int k = 0; k < td_state_count(expected); k++) {
+            td_tensor *one = here(td_state_tensor(expected, k));
+            td_tensor *other = here(td_state_tensor(parameters, k));
+            CHECK(!memcmp(td_tensor_data(one), td_tensor_data(other), td_tensor_nbytes(one)));
+        }
+        td_state_destroy(parameters);
+    }
+    td_state_destroy(expected);
+    td_state *whole = td_zero_whole_state(adams[1]);
+    CHECK_OK(td_optimizer_load_state(adams[0], whole));
+    td_state_destroy(whole);
+    for (int i = 0; i < 3; i++) {
+        td_optimizer_destroy(adams[i]);
+        td_module_destroy(models[i]);
+    }
     CHECK_OK(td_destroy_process_group());
 }

@@ -8,6 +8,8 @@
 #include "network_space.h"
 #include "runner.h"
 
+#include "base/clock.h"
+
 #include <tandem/group.h>
 
 #include <arpa/inet.h>
@@ -27,7 +29,8 @@ struct net {
     const char *master, *other; /* addresses of the two sides */
     int prefix;
     bool default_route;
-    atomic_bool moved, joined; /* the other side is in its namespace; the pair is there */
+    atomic_bool moved, joined,
+        done; /* the other side is in its namespace; the pair is there; this side has ended */
 };
 
 /* ---- Namespaces ------------------------------------------------------------------------------ */
@@ -155,6 +158,8 @@ static void other_side(void *arg)
     CHECK_SOON(atomic_load(&net->joined));
     set_up(net, "tdb", net->other, net->master);
     fork_ranks(2, run_second, net);
+    /* Without a process the namespace would go, and with it what these ranks still have to send. */
+    CHECK_SOON(atomic_load(&net->done));
 }
 
 static void run_in_two_spaces(const char *master, const char *other, int prefix, bool default_route)
@@ -178,6 +183,7 @@ static void run_in_two_spaces(const char *master, const char *other, int prefix,
     set_up(net, "tda", master, other);
     atomic_store(&net->joined, true);
     fork_ranks(2, run_first, net);
+    atomic_store(&net->done, true);
     fork_join(pid);
 }
 
@@ -195,4 +201,105 @@ TEST(two_hosts_without_a_default_route, .deadline_s = 40)
 TEST(two_hosts_ipv6, .deadline_s = 40)
 {
     run_in_two_spaces("fd99::1", "fd99::2", 64, false);
+}
+
+/* ---- Three hosts, of which one is cut off ---------------------------------------------------- */
+
+/*     rank 0 ── 10.99.0.1 (a bridge) ══╦══ 10.99.0.2 ── rank 1
+ *                                      ╚══ 10.99.0.3 ── rank 2 */
+enum { CUT_HEARTBEAT_S = 2, CUT_SIDES = 2 };
+
+struct cut {
+    atomic_bool moved[CUT_SIDES], joined;
+    atomic_int ready, done; /* ranks that have a world, and that know of the cut */
+    atomic_bool cut;
+};
+
+static void use_cut_world(struct cut *cut, int rank)
+{
+    static float x[1000];
+    VARIABLES("MASTER_ADDR=10.99.0.1", "MASTER_PORT=29556", "WORLD_SIZE=3",
+              "TANDEM_SECRET=known to all sides",
+              "TANDEM_TRANSPORT=", "TANDEM_HOST_ID=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=");
+    set_number("RANK", rank);
+    set_number("TANDEM_HEARTBEAT", CUT_HEARTBEAT_S * td_test_slowness());
+    CHECK_OK(td_init_process_group(&(td_init_options){.timeout_ms = 60000 * td_test_slowness()}));
+    CHECK_OK(td_group_all_reduce(x, x, 1000, TD_F32, TD_SUM, NULL, NULL));
+    atomic_fetch_add(&cut->ready, 1);
+    CHECK_SOON(atomic_load(&cut->cut));
+    if (rank == 2) { /* lives, but nobody hears of it */
+        CHECK_SOON(atomic_load(&cut->done) == 2);
+        _exit(0);
+    }
+    td_status status = td_group_all_reduce(x, x, 1000, TD_F32, TD_SUM, NULL, NULL);
+    CHECK_EQ(status, TD_ERR_PEER);
+    CHECK_CONTAINS(td_last_error(), "rank 2");
+    CHECK_CONTAINS(td_last_error(), "cut off");
+    td_destroy_process_group(); /* rank 0 has the store, and does not wait for rank 2 to leave it */
+    atomic_fetch_add(&cut->done, 1);
+}
+
+static void cut_side(struct cut *cut, int side)
+{
+    CHECK_EQ(unshare(CLONE_NEWNET), 0);
+    CHECK(run_ip("link set lo up"));
+    atomic_store(&cut->moved[side], true);
+    CHECK_SOON(atomic_load(&cut->joined));
+    CHECK(run_ip("addr add 10.99.0.%d/24 dev tds", side + 2));
+    CHECK(run_ip("link set tds up"));
+    use_cut_world(cut, side + 1);
+}
+
+static void first_side(void *arg)
+{
+    cut_side(arg, 0);
+}
+
+/* Its link goes down while it lives, so that no end of a connection can reach the others. */
+static void second_side(void *arg)
+{
+    cut_side(arg, 1);
+}
+
+static void here(void *arg)
+{
+    use_cut_world(arg, 0);
+}
+
+TEST(three_hosts_of_which_one_is_cut_off, .deadline_s = 60)
+{
+    struct cut *cut = fork_shared(sizeof *cut);
+    void (*const sides[CUT_SIDES])(void *) = {first_side, second_side};
+    pid_t pids[CUT_SIDES];
+    if (access("/usr/sbin/ip", X_OK) && access("/sbin/ip", X_OK) && access("/usr/bin/ip", X_OK))
+        td_test_skip("there is no program ip");
+    move_away();
+    if (!run_ip("link set lo up"))
+        td_test_skip("ip cannot be used here");
+    bool bridged = run_ip("link add tdbr type bridge");
+    for (int side = 0; side < CUT_SIDES; side++) {
+        pids[side] = fork_start(sides[side], cut);
+        CHECK_SOON(atomic_load(&cut->moved[side]));
+        bridged = bridged &&
+                  run_ip("link add td%d type veth peer name tds netns %d", side, (int)pids[side]) &&
+                  run_ip("link set td%d master tdbr up", side);
+    }
+    if (!bridged) {
+        for (int side = 0; side < CUT_SIDES; side++)
+            fork_kill(pids[side], SIGKILL);
+        td_test_skip("no bridges and virtual interfaces here");
+    }
+    CHECK(run_ip("addr add 10.99.0.1/24 dev tdbr"));
+    CHECK(run_ip("link set tdbr up"));
+    atomic_store(&cut->joined, true);
+    pid_t own = fork_start(here, cut);
+    CHECK_SOON(atomic_load(&cut->ready) == 3);
+    CHECK(run_ip("link set td1 down"));
+    int64_t before = td__now_ns();
+    atomic_store(&cut->cut, true);
+    fork_join(own);
+    fork_join(pids[0]);
+    /* The heartbeat, and what a busy machine needs besides. */
+    CHECK(td__now_ns() - before < (CUT_HEARTBEAT_S + 8) * INT64_C(1000000000) * td_test_slowness());
+    fork_join(pids[1]);
 }

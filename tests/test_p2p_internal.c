@@ -1,6 +1,7 @@
 /* Messages from inside: both ranks in one process, and what cannot be brought about from outside. */
 #include "endpoint_world.h"
 #include "group/work.h"
+#include "os/tls.h"
 #include "p2p/p2p_link.h"
 #include "p2p_worlds.h"
 #include "runner.h"
@@ -424,8 +425,8 @@ static void check_nonsense(const struct nonsense *nonsense)
     good[TD__WIRE_HEADER] = 'g';
     td__wire_header((uint8_t *)bad, nonsense->kind, 5, nonsense->size, nonsense->id);
     bad[3] ^= (char)nonsense->flip;
-    CHECK_EQ(send(fd, good, sizeof good, 0), sizeof good);
-    CHECK_EQ(send(fd, bad, sizeof bad, 0), sizeof bad);
+    CHECK_EQ(td__sock_send(fd, good, sizeof good, 0), sizeof good);
+    CHECK_EQ(td__sock_send(fd, bad, sizeof bad, 0), sizeof bad);
     CHECK_OK(recv_at(&two, 0, &got, 1, 5));
     CHECK_EQ(got, 'g');
     td_work *work = post(&two, 0, TD_OP_RECV, &got, 1, 5, 20000);
@@ -436,7 +437,7 @@ static void check_nonsense(const struct nonsense *nonsense)
     td_call later = {.kind = TD_OP_SEND, .dtype = TD_U8, .peer = 1, .timeout_ms = 1000};
     CHECK_FAILS(td__p2p_post(two.p2p[0], &later, NULL, NULL, NULL), TD_ERR_PEER,
                 nonsense->exit_reason);
-    close(fd);
+    td__sock_close(fd);
     td__p2p_destroy(two.p2p[0]);
     pair_close(two.endpoints);
 }

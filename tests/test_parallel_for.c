@@ -214,6 +214,55 @@ TEST(an_owner_waits_for_slow_helpers)
     }
 }
 
+/* ---- A pool that becomes free ---------------------------------------------------------------------- */
+
+static atomic_bool pool_is_held, may_let_go;
+static pthread_t second_caller;
+static atomic_int helped; /* calls of the second loop by other threads than its own */
+
+static void hold_pool(void *arg, int64_t begin, int64_t end)
+{
+    (void)arg, (void)begin, (void)end;
+    atomic_store(&pool_is_held, true);
+    while (!atomic_load(&may_let_go))
+        usleep(100);
+}
+
+static void *hold_loop(void *arg)
+{
+    td__parallel_for(2, 1, hold_pool, arg);
+    return NULL;
+}
+
+static void visit_second(void *arg, int64_t begin, int64_t end)
+{
+    if (!pthread_equal(pthread_self(), second_caller))
+        atomic_fetch_add(&helped, 1);
+    if (begin > 0) /* the first piece was done alone */
+        atomic_store(&may_let_go, true);
+    usleep(200);
+    for (int i = 0; end - begin > 10 && !atomic_load(&helped) && i < 10000; i++)
+        usleep(1000); /* in the pool, whose pieces are longer: until another thread has one */
+    visit(arg, begin, end);
+}
+
+/* A loop that begins while another thread's has the pool gets helpers when that is over. */
+TEST(a_loop_gets_the_pool_when_it_is_free)
+{
+    CHECK_OK(td_set_num_threads(3));
+    second_caller = pthread_self();
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, hold_loop, NULL), 0);
+    while (!atomic_load(&pool_is_held))
+        usleep(100);
+    struct visits visits = {.grain = 1};
+    td__parallel_for(INDICES, 1, visit_second, &visits);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    for (int k = 0; k < INDICES; k++)
+        CHECK_EQ(visits.times[k], 1);
+    CHECK(atomic_load(&helped) > 0);
+}
+
 static void *loop_for_ever(void *arg)
 {
     for (;;)

@@ -5,6 +5,7 @@
 #include "worlds.h"
 
 #include "base/clock.h"
+#include "base/host.h"
 #include "os/socket.h"
 
 #include <arpa/inet.h>
@@ -183,6 +184,35 @@ TEST(different_world_sizes_fail_on_both)
 {
     expect_sizes_told(make_common(tcp_init_url()));
     expect_sizes_told(make_common(file_init_url()));
+}
+
+static void disagree_on_version(int rank, void *arg)
+{
+    struct common *common = arg;
+    td_world world;
+    common->pids[rank] = getpid();
+    if (rank == 1)
+        td__job_version = "0.99.3";
+    CHECK_FAILS(rendezvous_at(&common->init, rank, 2, PATIENCE_MS, &world), TD_ERR_MISMATCH,
+                ": all ranks need the same version; install it on all hosts");
+    keep_message(common, rank);
+}
+
+static void expect_versions_told(struct common *common)
+{
+    fork_ranks(2, disagree_on_version, common);
+    CHECK_STR(common->messages[0], common->messages[1]);
+    CHECK_CONTAINS(common->messages[0], td_version());
+    CHECK_CONTAINS(common->messages[0], "0.99.3");
+    for (int i = 0; i < 2; i++)
+        CHECK(names_process(common->messages[0], common->pids[i]));
+}
+
+TEST(different_versions_fail_on_both)
+{
+    CHECK_STR(td__job_version, td_version());
+    expect_versions_told(make_common(tcp_init_url()));
+    expect_versions_told(make_common(file_init_url()));
 }
 
 RANKS(different_world_sizes_fail_on_both_at_the_agent, .ranks = 2)

@@ -16,6 +16,7 @@ static const struct store_factory factories[] = {
     {.name = "file", .open = open_file, .open_again = open_file},
     {.name = "tcp", .open = open_tcp, .open_again = open_tcp_again},
     {.name = "unix", .open = open_unix, .open_again = open_unix_again},
+    {.name = "replicated", .open = open_replicated, .open_again = open_tcp_again},
     {.name = "tls", .open = open_tls, .open_again = open_tls_again},
     {.name = "prefix_hash", .open = open_prefix_hash, .prefix_size = 4},
     {.name = "prefix_tcp",

@@ -119,6 +119,13 @@ class Operations(Test):
         done = self.run_program(*command, "all", "-b", "4,5000", *QUICK, "--json")
         self.check_all_right(self.rows(done), 2)
 
+    def test_uneven_hosts(self):
+        """Three hosts with one, two and three ranks, by TANDEM_HOST_ID."""
+        host = 'export TANDEM_HOST_ID=$((RANK > 2 ? 2 : RANK > 0)); exec "$@"'
+        command = [PROGRAMS["tdrun"], "--standalone", "--nproc-per-node", 6, "sh", "-c", host, "sh"]
+        command += [PROGRAMS["tdbench"], "all", "-b", "4,1020,64K,100004,1M", *QUICK, "--json"]
+        self.check_all_right(self.rows(self.run_program(*command)), 6)
+
     def test_alone(self):
         done = self.bench("all_reduce", "-b", "4", *QUICK)
         self.assertIn("-n 2 starts two here", done.stderr)

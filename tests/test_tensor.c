@@ -121,6 +121,26 @@ TEST(storage_is_shareable_when_large)
     td_tensor_release(large);
 }
 
+TEST(memory_of_the_host_is_counted)
+{
+    td_device *host = td_device_get("cpu");
+    td_memory_stats before, after;
+    CHECK_OK(td_device_memory_stats(host, &before));
+    {
+        TD_SCOPE;
+        CHECK(td_zeros(TD_SHAPE(3), TD_F32, NULL) && td_zeros(TD_SHAPE(100, 1000), TD_F32, NULL));
+        CHECK_OK(td_device_memory_stats(host, &after));
+        CHECK_EQ(after.allocated, before.allocated + 400012);
+        CHECK(after.allocated_peak >= after.allocated);
+    }
+    CHECK_OK(td_device_memory_stats(host, &after));
+    CHECK_EQ(after.allocated, before.allocated);
+    CHECK(after.allocated_peak >= after.allocated + 400012);
+    CHECK_OK(td_device_reset_peak(host));
+    CHECK_OK(td_device_memory_stats(host, &after));
+    CHECK_EQ(after.allocated_peak, before.allocated);
+}
+
 TEST(zeros_are_zero_also_in_used_memory)
 {
     td_tensor *used = td_full(SHAPE(5000), 1, TD_I32, NULL);

@@ -316,7 +316,7 @@ TEST(trust_a_proxy_without_a_server_is_tried_again)
     /* A proxy whose server never starts. */
     server = (struct server){.secret = "secret", .manner = CLOSES};
     start_server(&server, "127.0.0.1", 0);
-    CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 200, &fd), TD_ERR_TIMEOUT,
+    CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 500, &fd), TD_ERR_TIMEOUT,
                 "it closed the connection without an answer");
     CHECK(atomic_load(&server.accepted) >= 1);
     stop_server(&server);

@@ -7,6 +7,7 @@
 #include "base/auth.h"
 #include "os/socket.h"
 #include "os/trust.h"
+#include "store/slurm.h"
 
 #include <tandem/group.h>
 
@@ -382,4 +383,53 @@ TEST(another_user_cannot_join)
     beside_a_store(other, try_to_join);
     VARIABLES("TANDEM_INSECURE=1"); /* other users are trusted */
     beside_a_store(other, join_without_secrets);
+}
+
+/* ---- Jobs of Slurm --------------------------------------------------------------------------- */
+
+static const char *secret_of_run(const char *job, const char *restarts)
+{
+    static char text[8][65];
+    static int next;
+    char *made = text[next++ % 8];
+    setenv("SLURM_JOB_ID", job, 1);
+    setenv("SLURM_RESTART_COUNT", restarts, 1);
+    td__secret_adopt("", NULL); /* as in a new process */
+    CHECK_OK(td__slurm_adopt_secret(made));
+    return made;
+}
+
+TEST(jobs_of_slurm_have_secrets_of_their_own)
+{
+    struct td__secret secret, adopted;
+    VARIABLES("SLURM_CLUSTER_NAME=c", "SLURM_STEP_ID=0");
+    const char *first = secret_of_run("17", "0");
+    CHECK_EQ(strlen(first), 64);
+    CHECK_OK(td__secret_load(NULL, &adopted));
+    CHECK_OK(td__secret_load(first, &secret));
+    CHECK(adopted.given && same(&adopted, &secret)); /* the process uses it from now on */
+    CHECK(!strcmp(secret_of_run("17", "0"), first)); /* the same on each node */
+    CHECK(strcmp(secret_of_run("18", "0"), first) != 0);
+    CHECK(strcmp(secret_of_run("17", "1"), first) != 0); /* after it was requeued */
+    setenv("SLURM_CLUSTER_NAME", "d", 1);
+    CHECK(strcmp(secret_of_run("17", "0"), first) != 0);
+
+    VARIABLES("TANDEM_SECRET=given");
+    CHECK_STR(secret_of_run("17", "0"), "");
+    VARIABLES("TANDEM_SECRET=", "TANDEM_INSECURE=1");
+    CHECK_STR(secret_of_run("17", "0"), "");
+    VARIABLES("TANDEM_INSECURE=", "SLURM_JOB_ID=");
+    td__secret_adopt("", NULL);
+    char none[65];
+    CHECK_OK(td__slurm_adopt_secret(none));
+    CHECK_STR(none, "");
+}
+
+TEST(a_secret_that_others_can_read_is_not_used_for_jobs_of_slurm)
+{
+    char text[65];
+    bound_secret("here");
+    VARIABLES("SLURM_JOB_ID=17");
+    CHECK(!chmod(secret_path(), 0644));
+    CHECK_FAILS(td__slurm_adopt_secret(text), TD_ERR_AUTH, "can be read or written by other users");
 }

@@ -73,8 +73,8 @@ static td_status run_rank(int rank, void *arg)
     const struct bench_options *options = arg;
     bool tcp = !strcmp(options->transport, "tcp");
     (void)rank;
-    TD_TRY(
-        td_init_process_group(&(td_init_options){.backend_options = tcp ? "transport=tcp" : NULL}));
+    TD_TRY(td_init_process_group(&(td_init_options){
+        .backend = options->backend, .backend_options = tcp ? "transport=tcp" : NULL}));
     char wrong[512] = "";
     int size = td_get_world_size(NULL);
     if (options->root >= size)

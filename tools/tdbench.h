@@ -40,6 +40,7 @@ struct bench_options {
     td_reduce_op op;
     int root;
     const char *transport; /* "shm" or "tcp" */
+    const char *backend;   /* NULL: the default */
     const char *memory;    /* "tandem" or "malloc" */
     const char *parts;     /* of all_gather_v and reduce_scatter_v: "random", "one" or "even" */
     int iterations;        /* 0: as many as take `seconds` */

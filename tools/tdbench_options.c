@@ -131,6 +131,8 @@ static const struct td__flag flags[] = {
     {"root", 0, "RANK", "of broadcast, reduce, gather and scatter (0)", td__flag_set_int, AT(root),
      0, MAX_RANKS - 1},
     {"transport", 0, "shm|tcp", "between ranks of one host (shm)", set_word, AT(transport)},
+    {"backend", 0, "NAME", "of the group: native, or one of a plug-in such as mpi (native)",
+     td__flag_set_text, AT(backend)},
     {"memory", 0, "tandem|malloc", "allocator of the buffers (tandem: td_alloc())", set_word,
      AT(memory)},
     {"parts", 0, "random|one|even",

@@ -12,6 +12,8 @@
 const char *bench_transport_name(const struct bench_world *world)
 {
     const char *variable = getenv("TANDEM_TRANSPORT");
+    if (world->options->backend && strcmp(world->options->backend, "native") != 0)
+        return world->options->backend;
     if (!strcmp(world->options->transport, "tcp") || (variable && !strcmp(variable, "tcp")))
         return "tcp";
     return world->local_size == world->size ? "shm" : "shm+tcp";

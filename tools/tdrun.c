@@ -1,5 +1,6 @@
 /* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it but `tdrun doctor`. */
 #include "doctor.h"
+#include "launch/hosts.h"
 #include "launch/supervisor.h"
 #include "launch/jobs.h"
 
@@ -10,8 +11,14 @@
 
 enum { EXIT_TROUBLE = 1, EXIT_USAGE = 2 };
 
+static bool served; /* by the tdrun of another host, which says what goes wrong here */
+
 static int fail(int code)
 {
+    if (served) {
+        td__hosts_tell_failure(td_last_error());
+        return code;
+    }
     fprintf(stderr, "tdrun: %s\n", td_last_error());
     return code;
 }
@@ -57,7 +64,8 @@ static int run(int argc, char **argv, const struct td__run_options *options)
         printf("tdrun %s\n", td_version());
         return 0;
     }
-    if (td__worker_program_plan(options, &program, &code))
+    program = (struct td__worker_program){0};
+    if (!options->hosts.count && td__worker_program_plan(options, &program, &code))
         return fail(code);
     if (program.by_itself) /* as -u does for the others */
         setenv("PYTHONUNBUFFERED", "1", 0);
@@ -73,10 +81,30 @@ static int run(int argc, char **argv, const struct td__run_options *options)
     return code;
 }
 
+/* tdrun serve: as another host's tdrun --hosts says on standard input. */
+static int serve(int argc, char **argv)
+{
+    struct td__served server = {0};
+    struct td__run_options options;
+    served = true;
+    if (td__hosts_serve(&server))
+        return fail(EXIT_TROUBLE);
+    if (td__run_options_parse(server.argc, server.argv, &options))
+        return fail(EXIT_USAGE);
+    options.served_host = server.host;
+    int code = run(argc, argv, &options);
+    td__hosts_tell_end(code);
+    td__run_options_free(&options);
+    free_arguments(server.argv);
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     struct td__run_options options;
     fill_standard_descriptors();
+    if (argc == 2 && !strcmp(argv[1], "serve"))
+        return serve(argc, argv);
     td__command_fn command = argc > 1 ? td__command_find(argv[1]) : NULL;
     if (argc > 1 && !strcmp(argv[1], "doctor"))
         command = doctor_run;
@@ -89,7 +117,7 @@ int main(int argc, char **argv)
     }
     if (td__run_options_parse(argc, copies, &options)) {
         free_arguments(copies);
-        return fail(EXIT_USAGE);
+        return options.quiet ? EXIT_USAGE : fail(EXIT_USAGE);
     }
     int code = run(argc, argv, &options);
     td__run_options_free(&options);

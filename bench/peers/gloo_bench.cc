@@ -2,6 +2,9 @@
 //
 //     gloo_bench RANKS ALGORITHM OPERATIONS SIZES SECONDS
 //
+// starts the ranks itself; where GLOO_BENCH_RANKS is set, only those that it names (a list with commas), which meet
+// those of other calls in GLOO_BENCH_DIRECTORY. The interface is GLOO_SOCKET_IFNAME, or lo.
+//
 // ALGORITHM is that of all_reduce: ring, bcube or hd (halving and doubling, of Gloo's older
 // interface). OPERATIONS and SIZES are lists with commas; Gloo has no reduce_scatter here, and that
 // one is passed over. The same method as mpi_bench.c.
@@ -246,7 +249,8 @@ void CheckSum(const Context &context, const Plan &plan, std::vector<float> *out)
 void Work(int rank, const Plan &plan, const std::string &directory)
 {
     gloo::transport::tcp::attr attributes;
-    attributes.iface = "lo";
+    const char *interface = getenv("GLOO_SOCKET_IFNAME");
+    attributes.iface = interface ? interface : "lo";
     auto device = gloo::transport::tcp::CreateDevice(attributes);
     gloo::rendezvous::FileStore store(directory);
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, plan.ranks);
@@ -293,11 +297,19 @@ int main(int argc, char **argv)
     Plan plan{atoi(argv[1]), argv[2], Split(argv[3]), {}, atof(argv[5])};
     for (const auto &size : Split(argv[4]))
         plan.sizes.push_back(strtoull(size.c_str(), nullptr, 10));
+    const char *some = getenv("GLOO_BENCH_RANKS"), *shared = getenv("GLOO_BENCH_DIRECTORY");
     const char *temporary = getenv("TMPDIR");
+    std::vector<int> ranks;
+    for (const auto &rank : Split(some ? some : ""))
+        ranks.push_back(atoi(rank.c_str()));
+    for (int rank = 0; !some && rank < plan.ranks; rank++)
+        ranks.push_back(rank);
     std::string directory = std::string(temporary ? temporary : P_tmpdir) + "/gloo_bench.XXXXXX";
-    if (!mkdtemp(&directory[0]) || plan.ranks < 1 || plan.sizes.empty())
+    if (some && shared)
+        directory = shared;
+    if ((!some && !mkdtemp(&directory[0])) || plan.ranks < 1 || plan.sizes.empty())
         return 2;
-    for (int rank = 0; rank < plan.ranks; rank++)
+    for (int rank : ranks)
         if (fork() == 0) {
             Work(rank, plan, directory);
             _exit(0);
@@ -305,6 +317,8 @@ int main(int argc, char **argv)
     int bad = 0;
     for (int status; wait(&status) > 0;)
         bad |= status;
+    if (some)
+        return bad ? 1 : 0;
     std::string remove = "rm -rf '" + directory + "'";
     return bad || system(remove.c_str()) ? 1 : 0;
 }

@@ -1,7 +1,8 @@
 /* Collective operations and messages over any MPI, as JSON lines of rank 0.
  *
- *     mpirun -n N mpi_bench PEER OPERATIONS SIZES SECONDS
+ *     mpirun -n N mpi_bench PEER OPERATIONS SIZES SECONDS [multiple]
  *
+ * With "multiple" at the thread level MPI_THREAD_MULTIPLE.
  * OPERATIONS and SIZES are lists with commas. The same method as in every program of this directory
  * and in tdbench (docs/benchmarks.md): a barrier before each iteration, each rank times its call,
  * an iteration's time is the maximum over the ranks, and the number of iterations comes from the
@@ -155,11 +156,12 @@ static void measure_sizes(const char *peer, const char *op, const char *sizes, d
 
 int main(int argc, char **argv)
 {
-    MPI_Init(&argc, &argv);
+    int level = MPI_THREAD_SINGLE, wanted = argc == 6 ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE;
+    MPI_Init_thread(&argc, &argv, wanted, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc != 5) {
-        fprintf(stderr, "usage: mpi_bench PEER OPERATIONS SIZES SECONDS\n");
+    if (argc != 5 && (argc != 6 || level != wanted)) {
+        fprintf(stderr, "usage: mpi_bench PEER OPERATIONS SIZES SECONDS [multiple]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     size_t most = 4096;

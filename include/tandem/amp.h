@@ -80,7 +80,9 @@ TD_API td_dtype td_autocast_dtype(const char *kind);
  *
  * Small gradients are 0 in f16. A scaler multiplies the loss, and with it all gradients, by a scale, and divides the
  * gradients by it before the step. A step with a gradient that is infinite or NaN is skipped, and the scale reduced; after
- * many good steps it is increased. With td_ddp() all ranks have the same gradients, and so skip the same steps. */
+ * many good steps it is increased. With td_ddp() all ranks have the same gradients, and so skip the same steps; where
+ * parameters are shards (td_fsdp()), the ranks agree in td_grad_scaler_step(), or td_grad_scaler_update() if there was none,
+ * which are collective then. */
 
 typedef struct td_grad_scaler td_grad_scaler;
 typedef struct td_optimizer td_optimizer; /* optim.h */

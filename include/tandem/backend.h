@@ -166,7 +166,15 @@ typedef struct td_backend_ops {
      *  that was registered last and names it. */
     const char *const *devices;
 
-    void *reserved[4]; /* must be zero */
+    /** For a backend with the slots that block: memory of devices is the library's business. It copies by way of pinned
+     *  host memory, in pieces, and each piece is a call on host memory. `devices` has the kinds, such as "*". */
+    bool stage_devices;
+
+    /** For a backend whose calls do not notice by themselves that the process of a member has ended: the group breaks
+     *  then, and abort() is called whenever it breaks, as it is with submit(). */
+    bool breaks_with_members;
+
+    void *reserved[3]; /* must be zero */
 } td_backend_ops;
 
 /** Registers a backend under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is

@@ -9,6 +9,8 @@
  *         training.step++;
  *         td_training_save_numbered("run", &training, 3, NULL);       keeps the last three
  *
+ * Models that are divided among ranks are saved to sharded checkpoints, see below.
+ *
  * Files are in the safetensors format. Each is written to a temporary file, synced and renamed, so
  * that a crash at any moment leaves the former file or the new one complete. They have a checksum,
  * which is verified when they are read; files of other programs have none, and are read without.
@@ -70,6 +72,9 @@ TD_API td_status td_save_module(const char *path, td_module *module);
  * file was saved on: for another device, call td_module_to() first. The names of a module of td_ddp() or td_data_parallel()
  * begin with "module."; this prefix is added or removed as needed, so that the same file fits both. On failure nothing was
  * changed.
+ *
+ * Of a safetensors file each rank of td_fsdp() keeps, and without a checksum reads, the elements of its shards only. All
+ * ranks make the call. Tensors on a meta device get their memory here, without initial values.
  *
  * `map_location` says where the tensors are until all of them are read and the checksum is verified; then they are copied
  * to those of the module. NULL: on the same devices, tensor by tensor through 2 MiB of the host, so that the devices need
@@ -177,6 +182,117 @@ TD_API td_status td_training_save_numbered(const char *directory, const td_train
  */
 TD_API td_status td_training_load_latest(const char *directory, td_training *training,
                                          td_group *group, bool *loaded);
+
+/* ---- Sharded checkpoints ---------------------------------------------------------------------------
+ *
+ *     td_training_load_latest("run", &training, NULL, &resumed);                  finds these, too
+ *     …
+ *         td_training_save_sharded_numbered("run", &training, 3, NULL, NULL);     all ranks write
+ *
+ * A sharded checkpoint is a directory: a safetensors file of each rank, and index.json, which says where each tensor is.
+ * Tensors that are shards (td_tensor_set_shard(), FSDP) are written by the ranks that have them, in parallel; of others
+ * that several ranks have, one rank writes each, so that all write about as many bytes. These are taken to be the same on
+ * all ranks. It can be loaded by another number of ranks, into other shards, into whole tensors, and in one process.
+ *
+ * These calls are collective: every rank of the group makes them, NULL is the world, or this process alone if there is
+ * none. Rank 0 names the directory, in a file system that all ranks share. It is written under a temporary name,
+ * synced, and renamed when all ranks are done: a crash at any moment leaves the former checkpoint or the new one. All
+ * ranks get the same status; the error has the rank, the file and the tensor, and what was written is removed.
+ *
+ * Errors: those of files above; TD_ERR_MISMATCH where the shards of the ranks do not fit together. Each 64 KiB have a
+ * checksum (CRC-32C), which is verified when they are read. */
+
+/** A save that goes on in a thread. */
+typedef struct td_async_save td_async_save;
+
+/**
+ * Writes the tensors of the states of all ranks, and rank 0's `count` notes (NULL and 0: none). A sharded checkpoint and an
+ * empty directory are replaced; anything else of this name is TD_ERR_SYSTEM.
+ *
+ * With `save` NULL it returns when the checkpoint is written. Otherwise the tensors are copied, a thread writes, and *save is
+ * for td_async_save_wait() and td_async_save_release(); the tensors may change as soon as it returns. The thread has a group of its
+ * own: the world must not end before it is done. Another save of this process, in any directory, waits for it first, and
+ * the memory of the copy is kept for the next one.
+ */
+TD_API td_status td_save_sharded(const char *directory, const td_state *state,
+                                 const td_file_note *notes, int count, td_group *group,
+                                 td_async_save **save);
+
+/**
+ * Loads the tensors of `state`, each the part that it is a shard of, or all: they must be in the checkpoint with the same dtype and
+ * (whole) shape; "module." in front of a name is added or removed as needed. What else is there is not read. Each
+ * rank reads its own bytes: those of shards once over all ranks, but for 64 KiB around cuts that are elsewhere now.
+ *
+ * All ranks have read and verified all before a tensor is changed, so it needs the memory of this rank's tensors once
+ * more on the host.
+ */
+TD_API td_status td_load_sharded(const char *directory, const td_state *state, td_group *group);
+
+/** td_training_save() to a sharded checkpoint; `save` as above. */
+TD_API td_status td_training_save_sharded(const char *directory, const td_training *training,
+                                          td_group *group, td_async_save **save);
+
+/** td_training_load() from one, also with any_size; map_location is not used. */
+TD_API td_status td_training_load_sharded(const char *directory, td_training *training,
+                                          td_group *group);
+
+/** td_training_save_numbered() to directory/step-000000000123.sharded; `save` as above. It removes old checkpoints of both
+ *  kinds, and td_training_load_latest() finds both. */
+TD_API td_status td_training_save_sharded_numbered(const char *directory,
+                                                   const td_training *training, int keep,
+                                                   td_group *group, td_async_save **save);
+
+/** Waits until the save is complete, at most `timeout_ms` (0: as long as it takes), and returns its status. May be called
+ *  again. TD_ERR_TIMEOUT leaves it as it is. */
+TD_API td_status td_async_save_wait(td_async_save *save, int64_t timeout_ms);
+
+/** True when it is complete, successful or not. */
+TD_API bool td_async_save_test(td_async_save *save);
+
+/** Frees the handle; what is under way goes on. NULL is fine. */
+TD_API void td_async_save_release(td_async_save *save);
+
+/**
+ * Writes the tensors of a sharded checkpoint whose names begin with `prefix`, without it, to one safetensors file, with a few MiB
+ * of memory. NULL: "model." for a checkpoint of a training, else "". Not collective; `tdmerge` is the tool for it.
+ */
+TD_API td_status td_merge_sharded(const char *directory, const char *path, const char *prefix);
+
+/* ---- Whole states of shards -------------------------------------------------------------------------- */
+
+/** Collective: the whole tensors of the states of all ranks, on the host of rank 0 (*full, for td_state_destroy(); NULL on
+ *  the others). They are gathered one after another: no other rank needs memory for them. */
+TD_API td_status td_gather_state(const td_state *state, td_group *group, td_state **full);
+
+/** Collective: the same, but rank 0 writes them to a safetensors file, with a MiB of memory. Only its path is used. */
+TD_API td_status td_save_full(const char *path, const td_state *state, td_group *group);
+
+/* ---- Stopping in time, and going on later ------------------------------------------------------------ */
+
+/**
+ * Has this process remember the signals of the list instead of ending by them; NULL and 0: SIGUSR1 and SIGTERM, by which
+ * batch systems announce the end of a job's time, and tdrun ends its workers. Their handlers before are replaced. The
+ * list is for the whole process; call it before training, also where td_should_stop() is called by another thread.
+ *
+ * TD_ERR_INVALID: a number that is no signal, or one that cannot be handled.
+ */
+TD_API td_status td_stop_on_signals(const int *signals, int count);
+
+/**
+ * Collective: whether a rank of the group has got one of these signals, so that all should save and end now. All ranks get
+ * the same answer in the same call, whichever of them got the signal, and true from then on. It costs an all_reduce of
+ * four bytes: call it once a step, or once in several.
+ *
+ *     td_stop_on_signals(NULL, 0);
+ *     while (training.step < steps && !stop) {
+ *         …
+ *         if (td_should_stop(NULL, &stop)) return fail();
+ *     }
+ *     td_training_save_numbered(directory, &training, 2, NULL);
+ *
+ * TD_ERR_INVALID: `stop` is NULL; else as td_group_all_reduce().
+ */
+TD_API td_status td_should_stop(td_group *group, bool *stop);
 
 #ifdef __cplusplus
 }

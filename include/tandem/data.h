@@ -180,6 +180,10 @@ typedef struct td_sampler_options {
     int num_replicas; /* number of ranks; 0 (or -1): that of the world */
     int rank;         /* 0: that of the world, if it has num_replicas ranks, otherwise 0; -1: that
                          of the world */
+    int slices; /* of a batch of all ranks, see td_slices_begin() in <tandem/parallel.h>; 0: none */
+    bool slices_apart; /* slices as td_fsdp() deals them out: rank, rank + num_replicas, … */
+    int64_t
+        slice_size; /* samples of a slice: the batch_size of the loader, without its drop_last */
     void *reserved[4];
 } td_sampler_options;
 
@@ -187,6 +191,10 @@ typedef struct td_sampler_options {
  * The share of one rank: every num_replicas-th index from `rank` on, the same number for each rank;
  * index by index that of PyTorch's DistributedSampler. Without td_sampler_set_epoch() every epoch
  * has the same order. TD_ERR_STATE if a default needs the world and there is none.
+ *
+ * With `slices` an epoch is cut into batches of slices * slice_size samples of all ranks, the last one padded or dropped,
+ * and a batch into slices. The share has the slices of this rank, batch by batch: those of td_slice_range(), or with
+ * slices_apart every num_replicas-th one. Which samples a slice has does not depend on the number of ranks.
  */
 TD_API td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options *options);
 

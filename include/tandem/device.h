@@ -6,6 +6,7 @@
  *                           for several accelerators can be written and tested without one
  *     "cuda:0", "cuda:1"…   devices of a kind that a plug-in, or the program itself, has registered
  *                           (plugin.h, device_ops.h)
+ *     "meta", "meta:cuda:1" tensors without memory: what a module has before td_module_materialize() (nn.h)
  *
  *     td_device *gpu = td_device_get("cuda:1");
  *     td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32, gpu);
@@ -45,6 +46,24 @@ TD_API td_device *td_device_get(const char *name);
 TD_API const char *td_device_name(const td_device *device);
 TD_API const char *td_device_kind(const td_device *device);
 TD_API int td_device_index(const td_device *device);
+
+/**
+ * The meta device of `device`, "meta" for "cpu" and "meta:cuda:1" for "cuda:1": tensors on it have a shape and a dtype, and
+ * no memory (td_tensor_data() is NULL). Their initial values are recorded, with the random numbers that `device` would have
+ * drawn, and its generator advances as if it had: td_module_materialize(), td_fsdp() and td_tensor_to() compute them later,
+ * bit by bit the same. Views of such tensors can be made, and they can be cloned, converted, and moved to other meta
+ * devices; what else needs elements is TD_ERR_STATE. A tensor that is moved to a meta device loses its values.
+ *
+ * Recorded are td_zeros() and its like, td_rand() and its like, td_arange(), td_from_array() (which keeps the array),
+ * td_tensor_copy(), td_fill_(), td_uniform_() and its like, td_init_*(), and td_add_scalar_(), td_mul_scalar_(), td_clamp_(),
+ * td_f_relu_() of such a tensor.
+ *
+ * The meta device of a meta device is itself. `device` is not initialised.
+ */
+TD_API td_device *td_device_meta(td_device *device);
+
+/** Whether it is one. */
+TD_API bool td_device_is_meta(const td_device *device);
 
 /** Whether there is a device of this name. Initialises nothing, but looks for the plug-in of an unknown kind. */
 TD_API bool td_device_exists(const char *name);
@@ -187,13 +206,14 @@ typedef struct td_memory_stats {
     void *reserved_fields[4];
 } td_memory_stats;
 
-/** Statistics of a device that was used; zeros before, and for the host. */
+/** Statistics of a device that was used; zeros before. For the host only `allocated` and `allocated_peak`: bytes that the
+ *  library has allocated for tensors of this process. */
 TD_API td_status td_device_memory_stats(td_device *device, td_memory_stats *stats);
 
 /** Sets the peaks to the present values. */
 TD_API td_status td_device_reset_peak(td_device *device);
 
-/** Gives the cache's free memory back to the device. */
+/** Gives the cache's free memory back to the device; of the host, memory of tensors that were freed to the system. */
 TD_API td_status td_device_empty_cache(td_device *device);
 
 /** Which calls hold how much memory, the greatest first, one a line: what the error of an allocation says, in full. */

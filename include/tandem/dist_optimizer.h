@@ -8,7 +8,8 @@
  *
  * Each worker that owns some of the parameters has an optimizer of its own for them, which
  * td_dist_optimizer_step() runs on all workers at once. The steps on one worker run one after the other, also those of
- * several distributed optimizers.
+ * several distributed optimizers. A step does not exclude forwards on the same worker that run at the same time (as in
+ * PyTorch): these may see some parameters before the step and others after it.
  *
  * Threads. A distributed optimizer may be used by several threads at once, except for its end. */
 #ifndef TANDEM_DIST_OPTIMIZER_H

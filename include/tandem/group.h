@@ -25,10 +25,10 @@
  * its own, also by td_init_process_group().
  *
  * Threads. Different groups may be used by different threads at once. On one group:
- *   - collectives, td_group_split(), td_group_shrink(), td_group_grow() and monitored barriers: by any thread, one call
- *     at a time; with a work the call is over when it returns;
+ *   - collectives, td_group_split(), td_group_shrink(), td_group_grow(), td_group_admit() and monitored barriers: by any
+ *     thread, one call at a time; with a work the call is over when it returns;
  *   - messages: by several threads at once, also during a collective;
- *   - td_group_abort(), td_group_set_timeout() and what only answers: by any thread at any time;
+ *   - td_group_abort(), td_group_exclude(), td_group_set_timeout() and what only answers: by any thread at any time;
  *   - td_group_destroy(): by one thread; it waits for the calls of other threads, and none may begin meanwhile.
  * Making groups (td_new_group(), td_new_subgroups()) is safe from several threads at once; groups of the same members
  * are made in the same order on all of them. One work may be waited for, tested, given callbacks, retained and released
@@ -251,6 +251,36 @@ TD_API td_status td_group_open(td_store *store, int rank, int size, const td_gro
 TD_API td_status td_group_abort(td_group *group);
 
 /**
+ * For how many milliseconds the process of `rank`, a rank of the world, has shown no sign of life: 0 for one that runs,
+ * also while it computes without making calls; more for one that is stopped, or whose host is cut off. For a member that
+ * waits for that rank, from any thread. It looks when it is called: call it a few times within the silence that is to
+ * be noticed; the first call finds 0 where the rank is on another machine. It does not wait, but for 50 ms if a host does
+ * not answer.
+ *
+ * Errors: TD_ERR_INVALID (no rank of the world), TD_ERR_PEER (it has ended, left, or was excluded).
+ */
+TD_API td_status td_group_silence(td_group *group, int rank, int64_t *silence_ms);
+
+/**
+ * Excludes `rank`, another rank of the world, whose process lives but is of no use: it is stopped, computes without end,
+ * or its numbers are wrong. From any thread of any member of a group; not collective. From then on it counts everywhere as a rank
+ * that has ended ("was excluded by rank 0: <reason>"): all ranks that answer learn of it before this returns, every group
+ * that it is in fails on them with TD_ERR_PEER and that text, and td_group_shrink() does not wait for it. Calls between
+ * it and others in groups without it are not touched. An exclusion is not taken back.
+ *
+ * A process that shares memory with others (on their host, unless the transport is tcp) is ended by SIGKILL, also if it is
+ * stopped, before td_group_shrink() returns on any rank of its host. On another host it may run on: its requests are
+ * refused, and its own calls on groups with other ranks fail, td_group_shrink() with TD_ERR_STATE and who excluded it
+ * and why. It should end then. Where two ranks exclude each other at the same time, at most one of them stays.
+ *
+ * `reason` is copied and cut to 199 bytes; NULL: none. TD_OK where the rank has ended or was excluded already.
+ * Errors: TD_ERR_INVALID (this rank, or no rank of the world), TD_ERR_PEER (it has left), TD_ERR_STATE (this rank was
+ * excluded itself), TD_ERR_UNSUPPORTED (it shares memory with a rank that cannot end its process: one in the same
+ * process, or in another namespace of pids).
+ */
+TD_API td_status td_group_exclude(td_group *group, int rank, const char *reason);
+
+/**
  * Collective on the survivors of `group`: aborts it (calls under way on it fail with
  * TD_ERR_PEER), agrees on the ranks that are left, also where more ranks die meanwhile, and makes a new group of them,
  * in the same order, with ranks from 0. Every member that is alive must call it; it does not wait for ranks that
@@ -276,6 +306,45 @@ TD_API td_status td_group_shrink(td_group *group, const td_group_options *option
  * have outlived the ranks that died.
  */
 TD_API td_status td_group_grow(td_group *group, const td_group_options *options, td_group **grown);
+
+/**
+ * Takes newcomers in: processes that have called td_group_join(), or td_init_process_group() with TANDEM_JOIN=1, over the
+ * store and with the name of this world. Collective on `group`, usually one of td_group_shrink() or the world itself:
+ * makes a new world of its members, in their order, from rank 0, and of all processes that have asked by now, after them
+ * in the order in which they asked. Ranks are given out: those in the new world have nothing to do with those in the
+ * old one. Where nobody has asked, *grown is NULL; that costs one look into the store by rank 0 of the group and one small
+ * broadcast.
+ *
+ * Where `group` belongs to the world of td_init_process_group(), *grown becomes the world. The groups of the old world stay
+ * until they are destroyed, and td_group_destroy() of what td_group_open(), td_group_join(), td_group_grow() or this
+ * function returned ends that world with all its groups. Only the newcomers need the store; no key of an earlier
+ * call needs to be there still.
+ *
+ * A newcomer that dies, or does not answer for 2 s, is left out. If one dies later, the members try again without it.
+ * `options`: the timeout is how long to wait for the others (0: the group's), the rest is not used.
+ *
+ * Errors, on all members, after which `group` and its world are what they were: TD_ERR_PEER where newcomers have failed again
+ * and again, those of the store, and as for a collective: where a member has died, td_group_shrink() goes on.
+ */
+TD_API td_status td_group_admit(td_group *group, const td_group_options *options, td_group **grown);
+
+/** How many processes wait to be taken in by td_group_admit(), as the store says. Not collective. One that has ended
+ *  counts until then. */
+TD_API td_status td_group_waiting(td_group *group, int *count);
+
+/**
+ * Asks to be taken into the running job whose world was opened over `store` with the same name (options->name; NULL: the
+ * default name), and waits until its members call td_group_admit(): *group is the new world of all of them. For
+ * a new process, which has no rank yet; td_init_process_group() does this where the variable TANDEM_JOIN is 1, with
+ * its store, or that of the environment, and without rank and size.
+ *
+ * `options` as for td_group_open(); the timeout is also how long to wait. A backend and its options that are not given
+ * are the members'. If the world does not come about, it asks again until then.
+ *
+ * Errors: TD_ERR_TIMEOUT (not admitted), TD_ERR_STATE (this process was excluded, see td_group_exclude()), and those of
+ * the store.
+ */
+TD_API td_status td_group_join(td_store *store, const td_group_options *options, td_group **group);
 
 /* ---- Works ----------------------------------------------------------------------------------- */
 

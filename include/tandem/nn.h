@@ -278,6 +278,27 @@ TD_API td_status td_module_requires_grad_(td_module *module, bool requires_grad)
 TD_API td_status td_module_to(td_module *module, td_device *device);
 TD_API td_status td_module_to_dtype(td_module *module, td_dtype dtype);
 
+/**
+ * Deferred initialisation: a module that is made on a meta device (td_device_meta()) costs no memory and computes no
+ * initial values, but notes what they will be.
+ *
+ *     td_manual_seed(17);
+ *     {
+ *         TD_DEVICE_SCOPE(td_device_get("meta"));        or td_device_meta(gpu)
+ *         net = td_sequential(td_linear(…), …, NULL);
+ *     }
+ *     td_load_module("weights", net, NULL);              what is loaded is not initialised first
+ *     td_module_materialize(net);                        the rest; or td_fsdp(net, …): each rank its shards
+ *
+ * td_module_materialize() gives each parameter and buffer of the module that is on a meta device memory on the device that
+ * this is of, and the bits that the module would have had if it had been made there; the state of the generators is the same, too.
+ * The tensors stay the same. On failure, which names the tensor, the call can be made again.
+ *
+ * Until then td_module_to() with another meta device notes the move, and with any other device computes the values there;
+ * td_module_to_dtype() and td_module_clone() work, too. Passes, optimizers, td_ddp() and saving need memory.
+ */
+TD_API td_status td_module_materialize(td_module *module);
+
 /* ---- Hooks: functions that run before and after the passes of a module --------------------------- */
 
 /**
@@ -318,13 +339,14 @@ TD_API void td_module_eval(td_module *module);
 TD_API bool td_module_is_training(const td_module *module);
 
 /** The state_dict: parameters and saved buffers, in PyTorch's order. The tensors share the
- *  module's memory, and do not require grad; td_state_clone() copies them. */
+ *  module's memory and are marked as shards like them, and do not require grad; td_state_clone() copies them. */
 TD_API td_state *td_module_state(td_module *module);
 
 /**
  * Copies the tensors of a state into those of the module, which must have the same shapes; dtypes
  * are converted. With `strict`, both must have the same names. On a mismatch TD_ERR_INVALID, and
- * nothing was changed: the error names missing and unexpected entries, and those of another shape.
+ * nothing was changed: the error names missing and unexpected entries, and those of another shape. A parameter that is a
+ * shard takes its part of a whole tensor, or the same shard; one on a meta device gets its memory.
  */
 TD_API td_status td_module_load_state(td_module *module, const td_state *state, bool strict);
 
@@ -456,7 +478,8 @@ TD_API td_status td_module_replace_child(td_module *module, int index, td_module
 
 /* ---- Initial values (torch.nn.init) --------------------------------------------------------------
  *
- * Each fills a tensor from the default generator of its device, with grad mode off: on the host with PyTorch's numbers.
+ * Each fills a tensor from the default generator of its device, with grad mode off: on the host with PyTorch's numbers. On
+ * a meta device they are recorded.
  * TD_ERR_INVALID for a shape or dtype that does not fit. */
 
 /** Uniform in [from, to); and normal. */

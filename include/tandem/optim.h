@@ -109,7 +109,8 @@ TD_API td_status td_optimizer_zero_grad(td_optimizer *optimizer);
 TD_API td_state *td_optimizer_state(td_optimizer *optimizer);
 
 /** Loads the state of an optimizer of the same kind over parameters of the same shapes in the same
- *  groups; its tensors may be on any device, and are copied to those of the parameters. TD_ERR_INVALID, and nothing changed, if it does not fit; the error names the entry. */
+ *  groups; its tensors may be on any device, and are copied to those of the parameters. For a parameter
+ *  that is a shard they may be whole. TD_ERR_INVALID, and nothing changed, if it does not fit; the error names the entry. */
 TD_API td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state);
 
 /* ---- Clipping gradients ------------------------------------------------------------------------- */

@@ -148,6 +148,7 @@ typedef struct td_reducer_options {
     size_t bucket_bytes;       /* 0: 25 MiB */
     size_t first_bucket_bytes; /* 0: 1 MiB */
     td_comm_hook hook;         /* all zero: the average */
+    int slices;                /* of a batch, see td_reducer_wait(); 0: none. Not with a hook */
     void *reserved[4];
 } td_reducer_options;
 
@@ -164,7 +165,11 @@ TD_API void *td_reducer_data(td_reducer *reducer, int index);
  * td_reducer_wait(). */
 TD_API td_status td_reducer_ready(td_reducer *reducer, int index);
 
-/** Waits until all gradients are averaged. TD_ERR_STATE names those that are not ready. */
+/** Waits until all gradients are averaged. TD_ERR_STATE names those that are not ready.
+ *
+ *  With `slices` it ends one slice: all gradients are marked, and it is called, for each of this rank's (td_slice_range()),
+ *  in their order. After the last one the gradients are the averages over the slices of all ranks, with the same bits for
+ *  any number of ranks (see td_slices_begin()); before, they have any elements. */
 TD_API td_status td_reducer_wait(td_reducer *reducer);
 
 /** Frees it. NULL is fine. */
@@ -186,6 +191,7 @@ typedef struct td_ddp_options {
     int device_count; /* length of device_ids */
     td_device
         *output_device; /* outputs of forward are moved there; NULL: they stay where they are */
+    int slices;         /* of a batch, each with passes of its own: td_slices_begin(); 0: none */
     void *reserved[4];
 } td_ddp_options;
 
@@ -278,6 +284,145 @@ typedef struct td_ddp_stats {
 
 /** Statistics of the passes so far. */
 TD_API td_status td_ddp_get_stats(td_module *ddp, td_ddp_stats *stats);
+
+/* ---- The same bits for any number of ranks ------------------------------------------------------------
+ *
+ *     td_module *model = td_ddp(net, &(td_ddp_options){.slices = 8});
+ *     for (int64_t step = 0; …; step++) {
+ *         td_slices slices = td_slices_begin(model, step);
+ *         while (td_slices_next(&slices)) {                     8 times on one rank, 3, 3 and 2 times on three
+ *             td_loader_next(loader, &b);                       the samples of slices.slice
+ *             td_backward(td_nll_loss(td_forward(model, b.input), b.target));
+ *         }
+ *         if (td_slices_status(&slices)) …
+ *         td_optimizer_step(sgd);
+ *     }
+ *
+ * The batch of a step is cut into logical slices, always as many, and each rank computes some of them. Gradients are summed
+ * along one tree over the slices, not over ranks, and divided by the number of slices. So the weights after each step have
+ * the same bits on 1, 2, 3 or more ranks, over every transport and backend, on processors of one kind (or with TANDEM_SIMD
+ * set). As many slices as ranks, a power of two, cost nothing; otherwise a rank adds up its slices, and needs memory for up
+ * to log2(slices) copies of the gradients.
+ *
+ * td_fsdp() has the same option, and the same bits (<tandem/fsdp.h>). There the slices of a rank are `stride` apart, 0, 3 and 6
+ * of 8 on rank 0 of three, and the memory is that of log2(slices) shards of the gradients. */
+
+/** The slices of this rank with td_ddp() and td_reducer: *first … *first + *count - 1 of `slices`, a power of two, at least the number of ranks. Group
+ *  NULL is the world. */
+TD_API td_status td_slice_range(int slices, td_group *group, int *first, int *count);
+
+/* A step of this rank over its slices. */
+typedef struct td_slices {
+    int slice;        /* the one that is computed now */
+    int first, count; /* those of this rank: first, first + stride, … */
+    int stride;       /* from one to the next: 1, and with td_fsdp() the number of ranks */
+    int total;        /* of all ranks */
+    int64_t step;
+    td_module *module;
+    td_status status;
+    void *reserved[4];
+} td_slices;
+
+/**
+ * Begins a step of a module of td_ddp() or td_fsdp() with `slices`; all ranks give the same `step`, which need not be the next one.
+ * Gradients of the parameters are replaced, not added to. td_slices_next() begins the next slice; false after the last one,
+ * or on failure. For each slice there is one forward and one backward pass; the gradients are complete after the last.
+ *
+ * Random numbers of the default generators are drawn by slice, from a seed that depends on the last seed of rank 0's before
+ * td_ddp() or td_fsdp(), the step and the slice; after the last slice the generators go on as if the step had drawn nothing. Buffers of
+ * the module (statistics of batch norm) are those of the first slice. What computes with other ranks in a forward pass
+ * (td_sync_batch_norm()) does not work with slices.
+ *
+ * Errors, by td_slices_status() and td_last_error(): TD_ERR_INVALID for another module; TD_ERR_STATE for a slice without a
+ * backward pass, passes without sync, in td_ddp_join_begin(), or in a context of distributed autograd; TD_ERR_UNSUPPORTED
+ * with td_optimizer_in_backward(). A loop that is left early leaves the step undone on this rank only, as every pass of
+ * td_ddp() that is. In the last td_slices_next() of a module of td_fsdp() a rank with fewer slices repeats the gathers and
+ * reductions of its last pass, since those of other ranks wait for them.
+ */
+TD_API td_slices td_slices_begin(td_module *module, int64_t step);
+TD_API bool td_slices_next(td_slices *slices);
+/** TD_OK, or what ended the loop. */
+TD_API td_status td_slices_status(const td_slices *slices);
+
+/* ---- An optimizer whose state is divided among the ranks (ZeRO) ---------------------------------------
+ *
+ *     static td_optimizer *make(td_tensor *const *parameters, int count, void *arg)
+ *     {
+ *         return td_adamw_of(parameters, count, arg);
+ *     }
+ *     …
+ *     td_adam_options options = {.lr = 1e-3};
+ *     td_optimizer *adam = td_zero_optimizer(model, make, &options, NULL);
+ */
+
+/** Makes an optimizer of these parameters; NULL on failure. */
+typedef td_optimizer *(*td_optimizer_maker)(td_tensor *const *parameters, int count, void *arg);
+
+typedef struct td_zero_options {
+    td_group *group; /* NULL: that of td_ddp(), if the model is of it, or else the world */
+    void *reserved[4];
+} td_zero_options;
+
+/**
+ * The optimizer that make() makes, for a model that all ranks of the group have, with its state divided among them: each
+ * rank steps a share of the parameters, about 1/size of their bytes, and has the state of this share only. Then the ranks
+ * gather the parameters. The results have the same bits as those of the optimizer without it (ZeRO stage 1, as
+ * ZeroRedundancyOptimizer of PyTorch).
+ *
+ * make() gets the shares as parameters of one dimension, one for each of the model, in its order; some have no elements. It
+ * may make groups of them and leave some out, the same on every rank. All functions of optim.h work, as do schedules and
+ * the gradient scaler: td_optimizer_add_group() takes whole parameters, and td_optimizer_zero_grad() zeroes the gradients
+ * of the model. Clip the gradients of the model, too.
+ *
+ * Collective: all ranks create it, and make the same steps, with gradients that are the same on every rank, as td_ddp()
+ * makes them. A parameter with a gradient on one rank and without one on another is TD_ERR_MISMATCH, which names it and both
+ * ranks. Where a rank fails before it changes anything, no rank makes the step: TD_ERR_ABORTED on the others names it. A
+ * failure later, for instance of a peer, leaves parameters of different steps, and aborts the group.
+ *
+ * td_optimizer_state() has this rank's shards, and td_optimizer_load_state() takes such shards, or the whole tensors of the
+ * state of another optimizer. Parameters are contiguous, and stay where they are in memory (no td_module_to()).
+ * Steps cannot be captured in graphs.
+ *
+ * NULL on failure, on all ranks. The optimizer retains the parameters, not the model; destroy it before its group.
+ */
+TD_API td_optimizer *td_zero_optimizer(td_module *model, td_optimizer_maker make, void *arg,
+                                       const td_zero_options *options);
+
+/** The state as it is without the division, on every rank: a copy, for td_optimizer_load_state() with any number of ranks or
+ *  of the plain optimizer. Collective. NULL on failure. */
+TD_API td_state *td_zero_whole_state(td_optimizer *optimizer);
+
+/* ---- Steps in the backward pass -----------------------------------------------------------------------
+ *
+ *     td_optimizer_in_backward(model, sgd);
+ *     …
+ *         td_backward(td_nll_loss(td_forward(model, x), y));     the whole iteration
+ */
+
+/**
+ * From now on td_backward() steps each parameter of the optimizer as soon as its gradient is final, while the pass goes
+ * on, and frees the gradient: gradients of a few layers at a time are in memory. The results have the same bits as those
+ * of td_backward() and td_optimizer_step(). As _apply_optimizer_in_backward() of PyTorch.
+ *
+ * `module` has all parameters of the optimizer. Parameters of td_ddp(), which may be `module` or inside it, are stepped when
+ * their bucket is reduced, and the memory of the bucket is freed; with a communication hook, at the end of the pass, and
+ * the memory stays. Passes without sync accumulate, and the next pass with sync steps the sums. A parameter without a
+ * gradient, or that no rank has used, is not stepped. Without td_ddp() every backward pass is a step.
+ *
+ * Learning rates, schedules and the state are as before. td_optimizer_step() and td_optimizer_zero_grad() find no gradients
+ * after a pass, and do nothing: a training loop can keep them. What needs all gradients at once is not possible:
+ * td_grad_scaler_step() is TD_ERR_STATE, and clipping finds nothing to clip. Accumulated hooks that were added later
+ * see no gradient. In contexts of distributed autograd nothing is stepped.
+ *
+ * A step that fails fails td_backward(), and names the parameter; others may have been stepped. So does a weight that is
+ * used in the pass after its step: by td_detach() of it, in two checkpointed segments, or by a second pass through a
+ * retained graph.
+ *
+ * It lasts until the optimizer is destroyed, before or after the module. TD_ERR_INVALID for a parameter that the module
+ * does not have; TD_ERR_STATE for a second call, or if another optimizer steps a parameter so; TD_ERR_UNSUPPORTED for an
+ * optimizer of td_zero_optimizer().
+ */
+TD_API td_status td_optimizer_in_backward(td_module *module, td_optimizer *optimizer);
 
 /* ---- Batch norm over all ranks ----------------------------------------------------------------------- */
 

@@ -15,6 +15,8 @@
 #include <tandem/dist_optimizer.h>
 #include <tandem/dlpack.h>
 #include <tandem/dtype.h>
+#include <tandem/elastic.h>
+#include <tandem/fsdp.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>
 #include <tandem/nn.h>

@@ -182,6 +182,9 @@ TD_API size_t td_tensor_nbytes(const td_tensor *tensor);
 /** Its device; NULL for NULL. */
 TD_API td_device *td_tensor_device(const td_tensor *tensor);
 
+/** Whether it is on a meta device: it has no memory (td_device_meta()). */
+TD_API bool td_tensor_is_meta(const td_tensor *tensor);
+
 /** Whether it is contiguous in row-major order. */
 TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);
 

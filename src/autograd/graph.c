@@ -149,7 +149,7 @@ struct td_node *td__node_create(const td_function *function, int inputs, int out
 static void describe_output(struct td__output *output, const td_tensor *tensor)
 {
     output->layout = tensor->layout;
-    output->device = tensor->storage->device;
+    output->device = td__target_of(tensor->storage->device);
 }
 
 struct td_node *td__leaf_node(td_tensor *tensor)
@@ -193,6 +193,17 @@ static td_status save(struct td_node *node, const td_node_spec *spec)
     return TD_OK;
 }
 
+td_status td__check_whole(const td_tensor *tensor, const char *function)
+{
+    const struct td__shard *shard = tensor->shard;
+    if (!shard || !shard->name)
+        return TD_OK;
+    return td_fail(TD_ERR_STATE,
+                   "%s: the parameter \"%s\" is used outside of the passes of its unit, where rank %d has only a "
+                   "shard of it; gather it by td_fsdp_gather_begin(), or make the module that uses it the unit",
+                   function, shard->name, shard->sharding ? shard->sharding->rank : 0);
+}
+
 td_status td__node_make(const td_function *function, int output_count, const td_node_spec *spec,
                         struct td_node **node_out)
 {
@@ -209,8 +220,10 @@ td_status td__node_make(const td_function *function, int output_count, const td_
     if (!td_would_record(inputs, spec->input_count))
         return TD_OK;
     for (int i = 0; i < spec->input_count; i++)
-        if (inputs[i])
+        if (inputs[i]) {
+            TD_TRY(td__check_whole(inputs[i], function->name));
             TD_TRY(td__refresh_node(inputs[i], function->name));
+        }
     struct td_node *node = td__node_create(function, spec->input_count, output_count,
                                            spec->saved_count, spec->data_size);
     if (!node)

@@ -97,6 +97,10 @@ void td__node_attach(struct td_node *node, int output_nr, td_tensor *tensor);
 void td__node_leave(td_tensor *tensor);
 
 /** The gradient of an output has the layout of `tensor`, which stays as it is. */
+/** TD_ERR_STATE for a shard of a parameter that is whole in passes of its unit only: td_fsdp(). Also where the shape of a
+ *  tensor does not fit, which is then the reason. */
+td_status td__check_whole(const td_tensor *tensor, const char *function);
+
 void td__node_describe(struct td_node *node, int output_nr, const td_tensor *tensor);
 
 /** The node of a leaf that requires grad; one reference. NULL without memory. */
@@ -126,6 +130,20 @@ td_status td__leaf_give(struct td_node *node, td_tensor *grad, const struct td__
  * afterwards. */
 td_tensor *td__leaf_target(struct td_node *node, bool *accumulate);
 void td__leaf_unclaim(struct td_node *node);
+
+/* Leaves whose memory is exchanged, as td_fsdp() does. No backward pass may be writing to the gradient. */
+
+/** The leaf gets other memory and another layout of the same device, and so does its next gradient. Views that were taken
+ *  of it before keep the former memory. */
+void td__leaf_set_memory(td_tensor *leaf, struct td__storage *storage, int64_t offset,
+                         const struct td__layout *layout);
+
+/** Replaces the gradient, which may have another shape than the leaf for now; NULL: none. With `zero` the next pass
+ *  overwrites it. */
+void td__leaf_place_grad(td_tensor *leaf, td_tensor *grad, bool zero);
+
+/** Whether the leaf has a gradient that does not count as 0. */
+bool td__leaf_has_grad(const td_tensor *leaf);
 
 /* Observers of leaves, as td_ddp() has them. Unlike an accumulated hook, an observer also serves passes whose
  * gradients are accumulated elsewhere: in a context of distributed autograd. It is called when a pass has accumulated

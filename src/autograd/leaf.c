@@ -356,6 +356,44 @@ td_tensor *td__leaf_target(struct td_node *node, bool *accumulate)
     return output->grad;
 }
 
+/* ---- Exchanged memory ----------------------------------------------------------------------------- */
+
+void td__leaf_set_memory(td_tensor *leaf, struct td__storage *storage, int64_t offset,
+                         const struct td__layout *layout)
+{
+    struct td__storage *former = leaf->storage;
+    td__storage_retain(storage);
+    td__view_base_leave(leaf);
+    leaf->storage = storage;
+    leaf->offset = offset;
+    leaf->layout = *layout;
+    atomic_store(&leaf->history, atomic_load_explicit(&storage->history, memory_order_relaxed));
+    struct td_node *node = leaf->node ? leaf->node : leaf->idle;
+    if (node)
+        node->outputs[0].layout = *layout;
+    td__storage_release(former);
+}
+
+void td__leaf_place_grad(td_tensor *leaf, td_tensor *grad, bool zero)
+{
+    struct td_node *node = leaf->node ? leaf->node : leaf->idle;
+    if (!node)
+        return;
+    td_tensor_retain(grad);
+    claim(node);
+    td_tensor *former = node->outputs[0].grad;
+    node->outputs[0].grad = grad;
+    node->grad_is_zero = grad && zero;
+    td__leaf_unclaim(node);
+    td_tensor_release(former);
+}
+
+bool td__leaf_has_grad(const td_tensor *leaf)
+{
+    const struct td_node *node = leaf->node ? leaf->node : leaf->idle;
+    return node && node->outputs[0].grad && !node->grad_is_zero;
+}
+
 /* ---- Hooks -------------------------------------------------------------------------------------- */
 
 static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook hook, uint64_t *id)

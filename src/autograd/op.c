@@ -29,6 +29,8 @@ td_status td__check_same(const char *call, const td_tensor *a, const td_tensor *
         return td_fail(TD_ERR_INVALID,
                        "%s: the operands are %s and %s; td_to_dtype() makes them the same", call,
                        td_dtype_name(a->layout.dtype), td_dtype_name(b->layout.dtype));
+    if (a->storage->device != b->storage->device && (td_tensor_is_meta(a) || td_tensor_is_meta(b)))
+        return td__fail_meta(call, td_tensor_is_meta(a) ? a->storage->device : b->storage->device);
     if (a->storage->device != b->storage->device)
         return td_fail(TD_ERR_INVALID,
                        "%s: the operands are on %s and on %s; td_tensor_to() moves one", call,
@@ -50,6 +52,7 @@ td_status td__check_dims(const char *call, const char *what, const td_tensor *x,
 {
     if (x->layout.ndim >= least && x->layout.ndim <= most)
         return TD_OK;
+    TD_TRY(td__check_whole(x, call));
     if (least == most)
         return td_fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d dimensions", call,
                        what, td__shape_of(x), least);
@@ -67,6 +70,8 @@ int td__broadcast(const char *call, const td_tensor *a, const td_tensor *b, int6
         int64_t of_x = d < ndim - x->ndim ? 1 : x->shape[d - (ndim - x->ndim)];
         int64_t of_y = d < ndim - y->ndim ? 1 : y->shape[d - (ndim - y->ndim)];
         if (of_x != of_y && of_x != 1 && of_y != 1) {
+            if (td__check_whole(a, call) || td__check_whole(b, call))
+                return -1;
             td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not broadcast", call,
                     td__shape_of(a), td__shape_of(b));
             return -1;

@@ -41,6 +41,8 @@ static td_status check_affine(const struct add_layer_norm *call, const char *wha
     for (int d = 0; fits && d < call->ndim; d++)
         fits = tensor->layout.shape[d] == call->shape[d];
     if (!fits)
+        TD_TRY(td__check_whole(tensor, name));
+    if (!fits)
         return td_fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %s", name, what,
                        td__shape_of(tensor), td__shape_text(call->shape, call->ndim));
     return TD_OK;

@@ -1,6 +1,7 @@
 /* Copies to another dtype or another device, and td_item(). */
 #include "autograd/op.h"
 #include "base/fail.h"
+#include "tensor/deferred.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -42,13 +43,32 @@ td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype)
 
 /* ---- Another device -------------------------------------------------------------------------------- */
 
+static td_tensor *moved(td_tensor *tensor, td_device *device, bool async);
+
+/* The values of a tensor on a meta device, on one with memory. */
+static td_tensor *made(td_tensor *tensor, td_device *device)
+{
+    td_tensor *values = td__deferred_tensor(tensor);
+    if (!values || values->storage->device == device)
+        return values;
+    td_tensor *to = moved(values, device, false);
+    td_tensor_release(values);
+    return to;
+}
+
 static td_tensor *moved(td_tensor *tensor, td_device *device, bool async)
 {
+    if (td_tensor_is_meta(tensor) && !td__is_meta(device))
+        return made(tensor, device);
     bool to_host = async && device->is_host && !td__on_host(tensor);
     td_tensor *to = to_host ? td__empty_pinned(tensor->storage->device, &tensor->layout)
                             : td__empty("td_tensor_to", tensor->layout.shape, tensor->layout.ndim,
                                         tensor->layout.dtype, device);
-    return to ? td__kept(to, td__transfer("td_tensor_to", to, tensor, async)) : NULL;
+    if (!to)
+        return NULL;
+    bool is_lost = td__is_meta(device) && !td_tensor_is_meta(tensor);
+    return td__kept(to, is_lost ? td__deferred_add_lost(to)
+                                : td__transfer("td_tensor_to", to, tensor, async));
 }
 
 static td_status to_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)

@@ -37,6 +37,7 @@ td_status td__check_optional(const char *call, const char *what, const td_tensor
         fits = tensor->layout.shape[d] == shape[d];
     if (fits)
         return TD_OK;
+    TD_TRY(td__check_whole(tensor, call));
     return td_fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %s", call, what,
                    td__shape_of(tensor), td__shape_text(shape, ndim));
 }

@@ -79,7 +79,15 @@ static td_dtype dtype_of_range(td_dtype dtype)
 static td_tensor *placed(td_tensor *tensor, td_device *device)
 {
     TD_STREAM_SCOPE(td__constants_stream(device));
-    td_tensor *there = td_tensor_to(tensor, device);
+    td_tensor *there = NULL;
+    if (td__is_meta(device)) { /* td_tensor_to() would drop the values */
+        there = td__empty("td_arange", tensor->layout.shape, tensor->layout.ndim,
+                          tensor->layout.dtype, device);
+        there = td__adopt(there ? td__kept(there, td__transfer("td_arange", there, tensor, false))
+                                : NULL);
+    } else {
+        there = td_tensor_to(tensor, device);
+    }
     td_tensor_release(tensor);
     return there;
 }

@@ -62,6 +62,8 @@ static td_tensor *with_batch(td_tensor *x, const int64_t *shape, int ndim)
 
 static td_status refuse(const char *call, const td_tensor *a, const td_tensor *b, const char *what)
 {
+    TD_TRY(td__check_whole(a, call));
+    TD_TRY(td__check_whole(b, call));
     return td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s cannot be multiplied; %s", call,
                    td__shape_of(a), td__shape_of(b), what);
 }

@@ -3,7 +3,7 @@
  * A list of blocks in address order covers the grown part without gaps. Free blocks are also in a bin
  * for their size (powers of two); two neighbours are never both free. Freed pages stay resident, because
  * the first touch of a page costs far more than anything else here; only what exceeds both KEEP_FREE and
- * the bytes in use is returned to the kernel. */
+ * the bytes in use is returned to the kernel, or, by td__arena_trim(), all of it. */
 #include "base/arena.h"
 
 #include "base/fail.h"
@@ -244,6 +244,25 @@ static struct block *merge_with_free_neighbours(struct td__arena *arena, struct 
     return block;
 }
 
+/* Returns the pages of a free block; false when there are none, or it fails. */
+static bool drop_pages(const struct td__arena *arena, const struct block *block)
+{
+    size_t first = td__whole_pages(block->offset);
+    size_t end = (block->offset + block->size) & ~(td__page_size() - 1);
+    return end > first && !fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                     (off_t)first, (off_t)(end - first));
+}
+
+void td__arena_trim(struct td__arena *arena)
+{
+    pthread_mutex_lock(&arena->lock);
+    for (struct block *block = arena->last; block; block = block->before)
+        if (block->free)
+            drop_pages(arena, block);
+    arena->resident = 0;
+    pthread_mutex_unlock(&arena->lock);
+}
+
 bool td__arena_free(struct td__arena *arena, void *memory)
 {
     size_t offset = (size_t)((char *)memory - arena->base);
@@ -255,13 +274,9 @@ bool td__arena_free(struct td__arena *arena, void *memory)
         arena->in_use -= block->size;
         arena->resident += block->size;
         block = merge_with_free_neighbours(arena, block);
-        if (arena->resident > KEEP_FREE && arena->resident > arena->in_use) {
-            size_t first = td__whole_pages(block->offset);
-            size_t end = (block->offset + block->size) & ~(td__page_size() - 1);
-            if (end > first && !fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                          (off_t)first, (off_t)(end - first)))
-                arena->resident -= arena->resident < block->size ? arena->resident : block->size;
-        }
+        if (arena->resident > KEEP_FREE && arena->resident > arena->in_use &&
+            drop_pages(arena, block))
+            arena->resident -= arena->resident < block->size ? arena->resident : block->size;
         bin_insert(arena, block);
     }
     pthread_mutex_unlock(&arena->lock);

@@ -33,6 +33,9 @@ void *td__arena_alloc(struct td__arena *arena, size_t size);
 /** Frees a block; false when `memory` is not the start of an allocated block. */
 bool td__arena_free(struct td__arena *arena, void *memory);
 
+/** Returns the pages of all free blocks to the kernel. */
+void td__arena_trim(struct td__arena *arena);
+
 /** The arena's memfd, to pass to another process; the arena keeps owning it. */
 int td__arena_fd(const struct td__arena *arena);
 

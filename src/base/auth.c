@@ -56,6 +56,14 @@ static void hmac(const void *key, size_t key_size, const void *data, size_t size
     }
 }
 
+/* Kubernetes mounts secrets as files of root's that a group of the container's user may read: there is no other way to
+ * give them to an ordinary user. */
+static bool others_may_read(const struct stat *info)
+{
+    mode_t theirs = info->st_uid == 0 && geteuid() != 0 ? 037 : 077;
+    return info->st_mode & theirs;
+}
+
 /* Regular files only: opening a pipe blocks until there is a writer, and each byte reaches one reader only. */
 static td_status open_secret_file(const char *path, int *fd_out)
 {
@@ -71,7 +79,7 @@ static td_status open_secret_file(const char *path, int *fd_out)
                        "job can read",
                        path);
     }
-    if (info.st_mode & 077)
+    if (others_may_read(&info))
         td_log(TD_LOG_WARN, "the secret file %s can be read by other users: chmod 600 it", path);
     *fd_out = fd;
     return TD_OK;
@@ -117,6 +125,31 @@ static td_status load_switch(const char *name, const char *meaning, bool *on)
     return TD_OK;
 }
 
+static struct {
+    pthread_mutex_t lock;
+    char text[65];
+    const char *origin;
+} adopted = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+td_status td__secret_adopt(const char *text, const char *origin)
+{
+    pthread_mutex_lock(&adopted.lock);
+    snprintf(adopted.text, sizeof adopted.text, "%s", text);
+    adopted.origin = origin;
+    pthread_mutex_unlock(&adopted.lock);
+    return TD_OK;
+}
+
+/* Copies the adopted secret; its origin, or NULL when there is none. */
+static const char *load_adopted(char *text)
+{
+    pthread_mutex_lock(&adopted.lock);
+    const char *origin = adopted.origin;
+    memcpy(text, adopted.text, sizeof adopted.text);
+    pthread_mutex_unlock(&adopted.lock);
+    return origin;
+}
+
 td_status td__secret_load(const char *text, struct td__secret *secret)
 {
     char from_file[SECRET_LIMIT + 1];
@@ -124,10 +157,13 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
     TD_TRY(load_switch("TANDEM_TLS", "connections over TCP are encrypted", &tls));
     TD_TRY(load_switch("TANDEM_INSECURE", "no secret is needed beyond this host", &insecure));
     const char *path = getenv("TANDEM_SECRET_FILE");
+    secret->origin = NULL;
     if (!text) {
         text = getenv("TANDEM_SECRET");
         if ((!text || !*text) && path && *path) {
             TD_TRY(read_secret_file(path, from_file, sizeof from_file));
+            text = from_file;
+        } else if ((!text || !*text) && (secret->origin = load_adopted(from_file))) {
             text = from_file;
         }
     }

@@ -43,6 +43,7 @@ struct td__secret {
     bool tls;                  /* TCP connections are encrypted */
     bool insecure;             /* no secret is required beyond this host */
     bool bound;                /* the key is final */
+    const char *origin;        /* NULL, or where an adopted secret is from, for messages */
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; from an empty one without a secret */
 };
 
@@ -57,6 +58,14 @@ td_status td__secret_load(const char *text, struct td__secret *secret);
  *  TD_ERR_AUTH, with TANDEM_SECRET as the remedy: no HOME, a file that cannot be created, or one that other
  *  users can read. */
 td_status td__secret_bind(struct td__secret *secret, const char *context);
+
+/** The secret of a job that all processes derive alike, as text: from the user's own secret and `context`, which names
+ *  the job. For jobs whose hosts share the home directory. TD_ERR_AUTH as above. */
+td_status td__secret_of_job(const char *context, char text[65]);
+
+/** The secret of this process's job from now on, where neither TANDEM_SECRET nor TANDEM_SECRET_FILE is set: as if the
+ *  variable had it, but no program that is started gets it. `origin` is a static string for messages. */
+td_status td__secret_adopt(const char *text, const char *origin);
 
 /** Derives the key for `context` from the `size` bytes of a user's secret; for td__secret_bind(). */
 void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,

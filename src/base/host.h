@@ -7,6 +7,9 @@
 /** The host's name, without its domain. */
 const char *td__host_name(void);
 
+/** The version that this process has for the others of its job: td_version(); a test takes another one. */
+extern const char *td__job_version;
+
 /** The rank in log lines: from RANK at the start, and from the rendezvous later. */
 void td__log_set_rank(int rank);
 

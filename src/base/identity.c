@@ -3,10 +3,16 @@
 #include "base/host.h"
 #include "base/thread.h"
 
+#include <tandem/base.h>
+
 #include <stdatomic.h>
 
 static atomic_uint_fast64_t identity; /* size above, rank below; 0: none */
 static atomic_uint generation;        /* td__fork_generation() when it was set */
+
+#define TEXT_OF(number) #number
+#define DOTTED(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
+const char *td__job_version = DOTTED(TD_VERSION_MAJOR, TD_VERSION_MINOR, TD_VERSION_PATCH);
 
 void td__identity_set(int rank, int size)
 {

@@ -130,7 +130,7 @@ static const struct {
 
 const char *td__errno_text(int error)
 {
-    static _Thread_local char text[160];
+    static _Thread_local char text[128];
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         struct rlimit limit;
         char known[64], why[96];
@@ -146,7 +146,7 @@ const char *td__errno_text(int error)
 
 const char *td__signal_name(int signal)
 {
-    static _Thread_local char text[32];
+    static _Thread_local char text[16];
     const char *name = sigabbrev_np(signal);
     if (name)
         snprintf(text, sizeof text, "SIG%s", name);

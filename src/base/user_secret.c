@@ -153,3 +153,15 @@ td_status td__secret_bind(struct td__secret *secret, const char *context)
     OPENSSL_cleanse(bytes, sizeof bytes);
     return TD_OK;
 }
+
+td_status td__secret_of_job(const char *context, char text[65])
+{
+    uint8_t bytes[USER_SECRET];
+    struct td__secret secret = {0};
+    TD_TRY(load_user_secret(bytes));
+    td__secret_derive(&secret, bytes, sizeof bytes, context);
+    OPENSSL_cleanse(bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof secret.key; i++)
+        snprintf(text + 2 * i, 3, "%02x", secret.key[i]);
+    return TD_OK;
+}

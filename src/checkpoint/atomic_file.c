@@ -2,16 +2,12 @@
  * the former file; then the directory is synced. A crash at any moment leaves the former file or
  * the new one complete.
  *
- * The writer holds a lock (flock) on its temporary file, which the system drops when the process
- * ends. A process that gets the lock of a temporary file knows that its writer is dead, and may
- * remove it; a pid would not do, since it may be reused or of another host. A file can be removed
- * between its creation and its lock: the writer notices that its link count is 0, and begins
- * again. */
-#include "base/auth.h"
+ * The writer holds a lock on its temporary file, by which others see that it lives (temporary.h). */
 #include "base/fail.h"
 #include "base/file_limit.h"
 #include "base/thread.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/temporary.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -23,23 +19,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PREFIX ".tandem-"
 #define SUFFIX ".tmp"
-enum { RANDOM_DIGITS = 16, MOST_ATTEMPTS = 100 };
 
 static td_status refuse(const struct td__atomic_file *file)
 {
     return td_fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s", file->call, file->path,
                    td__errno_text(errno));
-}
-
-/* "dir" of "dir/file", "/" of "/file", "." of "file". */
-static char *directory_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    if (!slash)
-        return strdup(".");
-    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
 /* A directory, a device, or a file without write permission is not replaced. */
@@ -58,50 +43,28 @@ static td_status check_target(const struct td__atomic_file *file)
 }
 
 /* Creates and locks a temporary file; -1 with errno, EAGAIN to try again. */
-static int create_locked(char *temporary, size_t digits_at)
+static int create_locked(const char *temporary)
 {
-    uint64_t number = 0;
-    if (td__random(&number, sizeof number)) {
-        errno = EIO;
-        return -1;
-    }
-    snprintf(temporary + digits_at, RANDOM_DIGITS + sizeof SUFFIX, "%016llx" SUFFIX,
-             (unsigned long long)number);
     td__fork_hold(); /* a forked child would keep the lock */
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), error = errno;
     td__fork_exclude(fd);
     td__fork_release();
-    if (fd < 0) {
+    if (fd < 0)
         errno = error == EEXIST ? EAGAIN : error;
-        return -1;
-    }
-    struct stat there;
-    bool busy = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
-    if (busy || (!fstat(fd, &there) && there.st_nlink == 0)) {
-        close(fd);
-        errno = EAGAIN;
-        return -1;
-    }
-    return fd;
+    return fd < 0 || td__temporary_lock(fd) ? -1 : fd;
 }
 
 td_status td__atomic_file_open(struct td__atomic_file *file, const char *call, const char *path)
 {
     *file = (struct td__atomic_file){.call = call, .path = path, .fd = -1};
     TD_TRY(check_target(file));
-    file->directory = directory_of(path);
-    size_t length = file->directory ? strlen(file->directory) : 0;
-    file->temporary = malloc(length + sizeof "/" PREFIX SUFFIX + RANDOM_DIGITS);
-    if (!file->directory || !file->temporary) {
-        free(file->directory);
-        free(file->temporary);
+    file->directory = td__path_parent(path);
+    if (!file->directory)
         return td__fail_nomem(call);
-    }
-    memcpy(file->temporary, file->directory, length);
-    strcpy(file->temporary + length, "/" PREFIX);
-    size_t digits_at = length + strlen("/" PREFIX);
-    for (int attempt = 0; attempt < MOST_ATTEMPTS && file->fd < 0; attempt++) {
-        file->fd = create_locked(file->temporary, digits_at);
+    for (int attempt = 0; attempt < TD__TEMPORARY_ATTEMPTS && file->fd < 0; attempt++) {
+        free(file->temporary);
+        file->temporary = td__temporary_name(file->directory, SUFFIX);
+        file->fd = file->temporary ? create_locked(file->temporary) : -1;
         if (file->fd < 0 && errno != EAGAIN)
             break;
     }
@@ -148,18 +111,6 @@ void td__atomic_file_drop(struct td__atomic_file *file)
     forget(file);
 }
 
-/* Syncs a directory. Some file systems cannot, and return EINVAL. */
-static int sync_directory(const char *directory)
-{
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    int result = fsync(fd), error = errno;
-    close(fd);
-    errno = error;
-    return result && error == EINVAL ? 0 : result;
-}
-
 td_status td__atomic_file_commit(struct td__atomic_file *file)
 {
     td_status status = TD_OK;
@@ -171,7 +122,7 @@ td_status td__atomic_file_commit(struct td__atomic_file *file)
         td__atomic_file_drop(file);
         return status;
     }
-    if (sync_directory(file->directory))
+    if (td__sync_directory(file->directory))
         status = td_fail(TD_ERR_SYSTEM,
                          "%s: %s is written, but may be lost in a system crash: the directory "
                          "cannot be synced: %s",
@@ -192,9 +143,9 @@ td_status td__atomic_file_directory(const char *call, const char *path)
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
         length--;
-    char *name = strndup(path, length), *parent = name ? directory_of(name) : NULL;
+    char *name = strndup(path, length), *parent = name ? td__path_parent(name) : NULL;
     td_status status = parent ? TD_OK : td__fail_nomem(call);
-    if (!status && sync_directory(parent))
+    if (!status && td__sync_directory(parent))
         status = td_fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be synced: %s", call, parent,
                          td__errno_text(errno));
     free(name);
@@ -204,21 +155,13 @@ td_status td__atomic_file_directory(const char *call, const char *path)
 
 /* ---- Stale files --------------------------------------------------------------------------------- */
 
-static bool is_temporary(const char *name)
-{
-    size_t prefix = strlen(PREFIX);
-    return !strncmp(name, PREFIX, prefix) &&
-           strspn(name + prefix, "0123456789abcdef") == RANDOM_DIGITS &&
-           !strcmp(name + prefix + RANDOM_DIGITS, SUFFIX);
-}
-
 void td__atomic_file_sweep(const char *directory)
 {
     DIR *stream = opendir(directory);
     if (!stream)
         return;
     for (struct dirent *entry; (entry = readdir(stream));) {
-        if (!is_temporary(entry->d_name))
+        if (!td__temporary_is(entry->d_name, SUFFIX))
             continue;
         int fd = openat(dirfd(stream), entry->d_name,
                         O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);

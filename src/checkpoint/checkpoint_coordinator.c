@@ -24,6 +24,22 @@ td_status td__coordinator_of(const char *call, td_group *group, struct td__coord
     return TD_OK;
 }
 
+td_status td__same_ranks(const char *call, const struct td__coordinator *coordinator,
+                         td_group **group)
+{
+    *group = NULL;
+    if (coordinator->alone)
+        return TD_OK;
+    int *ranks = malloc((size_t)coordinator->size * sizeof *ranks);
+    td_status status = ranks ? td_get_process_group_ranks(coordinator->group, ranks)
+                             : td__fail_nomem(call);
+    td_group_options options = {.world = coordinator->group};
+    if (!status)
+        status = td_new_group(ranks, coordinator->size, &options, group);
+    free(ranks);
+    return status;
+}
+
 /* ---- Statuses ------------------------------------------------------------------------------------- */
 
 static td_status pack_status(td_status status, struct td__buffer *packed)

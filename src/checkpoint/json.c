@@ -331,3 +331,48 @@ bool td__json_skip(struct td__json *json)
 {
     return skip_value(json, 0);
 }
+
+void *td__list_grow(void **list, size_t *count, size_t *capacity, size_t width)
+{
+    if (*count == *capacity) {
+        size_t more = *capacity ? *capacity * 2 : 16;
+        void *grown = realloc(*list, more * width);
+        if (!grown)
+            return NULL;
+        *list = grown;
+        *capacity = more;
+    }
+    void *element = (char *)*list + *count * width;
+    memset(element, 0, width);
+    ++*count;
+    return element;
+}
+
+void *td__json_grow(struct td__json *json, void **list, size_t *count, size_t *capacity,
+                    size_t width)
+{
+    void *element = td__list_grow(list, count, capacity, width);
+    if (element)
+        return element;
+    json->no_memory = true;
+    td__json_fail(json, json->at, "out of memory");
+    return NULL;
+}
+
+bool td__json_shape(struct td__json *json, int64_t shape[TD_MAX_DIMS], int *ndim)
+{
+    if (!td__json_take(json, '['))
+        return false;
+    if (td__json_try(json, ']'))
+        return true;
+    do {
+        uint64_t size = 0;
+        if (*ndim == TD_MAX_DIMS)
+            return td__json_fail(
+                json, json->at, "a tensor has more dimensions than this library knows, which is 8");
+        if (!td__json_size(json, &size))
+            return false;
+        shape[(*ndim)++] = (int64_t)size;
+    } while (td__json_more(json, ']'));
+    return !json->wrong;
+}

@@ -65,7 +65,7 @@ td_state *td__fit_names(const td_state *state, td_module *module)
     return fits ? result : td_state_part(state, "");
 }
 
-td_device *td__home_in(const td_state *known, const char *name)
+td_tensor *td__find_wrapped(const td_state *known, const char *name)
 {
     td_tensor *tensor = td_state_get(known, name);
     for (int wrap = 0; !tensor && wrap < 2; wrap++) {
@@ -73,13 +73,32 @@ td_device *td__home_in(const td_state *known, const char *name)
         const char *other = renamed(name, wrap, buffer, sizeof buffer);
         tensor = other ? td_state_get(known, other) : NULL;
     }
-    return tensor ? td_tensor_device(tensor) : td__host_device();
+    return tensor;
+}
+
+td_device *td__home_in(const td_state *known, const char *name)
+{
+    td_tensor *tensor = td__find_wrapped(known, name);
+    return tensor ? td__target_of(td_tensor_device(tensor)) : td__host_device();
 }
 
 static td_device *home_in_module(const struct td__file_tensor *tensor, bool *fixed, void *known)
 {
     (void)fixed;
     return td__home_in(known, tensor->name);
+}
+
+/* Of a parameter of td_fsdp() only this rank's shard is read. */
+static const td_shard *part_for_module(const struct td__file_tensor *entry, int64_t *count,
+                                       void *known)
+{
+    const td_tensor *tensor = td__find_wrapped(known, entry->name);
+    const td_shard *shard = tensor ? td_tensor_shard(tensor) : NULL;
+    if (!shard || shard->ndim != entry->ndim ||
+        memcmp(shard->shape, entry->shape, (size_t)entry->ndim * sizeof entry->shape[0]))
+        return NULL;
+    *count = td_tensor_numel(tensor);
+    return shard;
 }
 
 td_status td_save_module(const char *path, td_module *module)
@@ -89,7 +108,15 @@ td_status td_save_module(const char *path, td_module *module)
     td_state *state = td_module_state(module);
     if (!state)
         return td__error_status();
-    td_status status = td__save_state("td_save_module", path, state, NULL, 0);
+    td_status status = TD_OK;
+    for (int i = 0; i < td_state_count(state) && !status; i++)
+        if (td_tensor_shard(td_state_tensor(state, i)))
+            status = td_fail(TD_ERR_INVALID,
+                             "td_save_module: \"%.200s\" is a shard; use td_save_full() or "
+                             "td_save_sharded()",
+                             td_state_name(state, i));
+    if (!status)
+        status = td__save_state("td_save_module", path, state, NULL, 0);
     td_state_destroy(state);
     return status;
 }
@@ -105,7 +132,8 @@ static td_status read_for(const char *path, td_module *module, const td_map_loca
     td_state *known = td_module_state(module);
     if (!known)
         return td__error_status();
-    struct td__load_target target = {.map = map, .home = home_in_module, .arg = known};
+    struct td__load_target target = {
+        .map = map, .home = home_in_module, .part = part_for_module, .arg = known};
     td_status status = td__load_state(call, path, &target, state, NULL);
     td_state_destroy(known);
     return status;

@@ -66,6 +66,8 @@ const struct td__file_note *td__header_note(const struct td__file_header *header
 
 /** "F32" …; NULL for a dtype that the format does not have. */
 const char *td__file_dtype(td_dtype dtype);
+/** The dtype of such a name; false if there is none. */
+bool td__file_dtype_of(const char *name, td_dtype *dtype);
 
 /* ---- Writing (safetensors_write.c) ---------------------------------------------------------------- */
 
@@ -94,6 +96,8 @@ struct td__load_target {
     /** The home of a tensor: where the tensor is that it will be copied to; NULL: it is not loaded. *fixed, which is
      *  false: that it goes there whatever the map says. */
     td_device *(*home)(const struct td__file_tensor *tensor, bool *fixed, void *arg);
+    /** The part of it that is read, of *count elements; NULL: all. May be NULL. */
+    const td_shard *(*part)(const struct td__file_tensor *tensor, int64_t *count, void *arg);
     void *arg;
     bool
         is_missing; /* set where the load has failed since a device is not there, or the map is invalid */
@@ -153,6 +157,9 @@ td_status td__upload_end(struct td__upload *upload);
 /** The tensors of `state` with the names of `module`: adds or removes the prefix of a wrapper.
  *  NULL without memory. */
 td_state *td__fit_names(const td_state *state, td_module *module);
+
+/** The tensor of a module of this name, with or without that prefix, or NULL. `known` is its state. */
+td_tensor *td__find_wrapped(const td_state *known, const char *name);
 
 /** The device of a module's tensor `name`, with or without that prefix; the host if it has none. `known` is its state. */
 td_device *td__home_in(const td_state *known, const char *name);

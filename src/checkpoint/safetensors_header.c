@@ -28,6 +28,16 @@ const char *td__file_dtype(td_dtype dtype)
     return NULL;
 }
 
+bool td__file_dtype_of(const char *name, td_dtype *dtype)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (!strcmp(dtypes[i].name, name)) {
+            *dtype = dtypes[i].dtype;
+            return true;
+        }
+    return false;
+}
+
 void td__header_free(struct td__file_header *header)
 {
     for (size_t i = 0; i < header->count; i++) {
@@ -56,26 +66,6 @@ const struct td__file_note *td__header_note(const struct td__file_header *header
 
 /* ---- Syntax --------------------------------------------------------------------------------------- */
 
-/* Appends a zeroed element. */
-static void *grow(struct td__json *json, void **list, size_t *count, size_t *capacity, size_t width)
-{
-    if (*count == *capacity) {
-        size_t more = *capacity ? *capacity * 2 : 16;
-        void *grown = realloc(*list, more * width);
-        if (!grown) {
-            json->no_memory = true;
-            td__json_fail(json, json->at, "out of memory");
-            return NULL;
-        }
-        *list = grown;
-        *capacity = more;
-    }
-    void *element = (char *)*list + *count * width;
-    memset(element, 0, width);
-    ++*count;
-    return element;
-}
-
 static size_t place(const struct td__json *json, const char *at)
 {
     return TD__HEADER_AT + (size_t)(at - json->begin);
@@ -91,8 +81,9 @@ static bool read_notes(struct td__json *json, struct td__file_header *header)
     if (td__json_try(json, '}'))
         return true;
     do {
-        struct td__file_note *note = grow(json, (void **)&header->notes, &header->note_count,
-                                          &header->note_capacity, sizeof *note);
+        struct td__file_note *note = td__json_grow(json, (void **)&header->notes,
+                                                   &header->note_count, &header->note_capacity,
+                                                   sizeof *note);
         struct td__span raw;
         if (!note || !(note->key = td__json_string(json, NULL)))
             return false;
@@ -101,24 +92,6 @@ static bool read_notes(struct td__json *json, struct td__file_header *header)
         note->value_at = place(json, raw.data);
         note->value_size = raw.size;
     } while (td__json_more(json, '}'));
-    return !json->wrong;
-}
-
-static bool read_shape(struct td__json *json, struct td__file_tensor *tensor)
-{
-    if (!td__json_take(json, '['))
-        return false;
-    if (td__json_try(json, ']'))
-        return true;
-    do {
-        uint64_t size = 0;
-        if (tensor->ndim == TD_MAX_DIMS)
-            return td__json_fail(
-                json, json->at, "a tensor has more dimensions than this library knows, which is 8");
-        if (!td__json_size(json, &size))
-            return false;
-        tensor->shape[tensor->ndim++] = (int64_t)size;
-    } while (td__json_more(json, ']'));
     return !json->wrong;
 }
 
@@ -150,7 +123,7 @@ static bool read_field(struct td__json *json, struct td__file_tensor *tensor, in
     case 0:
         return (tensor->dtype_name = td__json_string(json, NULL)) != NULL;
     case 1:
-        return read_shape(json, tensor);
+        return td__json_shape(json, tensor->shape, &tensor->ndim);
     case 2:
         return read_offsets(json, tensor);
     default:
@@ -192,8 +165,9 @@ static bool read_header(struct td__json *json, struct td__file_header *header)
         bool is_metadata = !strcmp(name, "__metadata__");
         struct td__file_tensor *tensor = is_metadata
                                              ? NULL
-                                             : grow(json, (void **)&header->tensors, &header->count,
-                                                    &header->capacity, sizeof *tensor);
+                                             : td__json_grow(json, (void **)&header->tensors,
+                                                             &header->count, &header->capacity,
+                                                             sizeof *tensor);
         if (tensor)
             tensor->name = name;
         else
@@ -242,11 +216,8 @@ static td_status check_version(const char *path, const struct td__file_header *h
 static td_status check_dtype(const char *path, const struct td__file_header *header,
                              struct td__file_tensor *tensor)
 {
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-        if (!strcmp(dtypes[i].name, tensor->dtype_name)) {
-            tensor->dtype = dtypes[i].dtype;
-            return TD_OK;
-        }
+    if (td__file_dtype_of(tensor->dtype_name, &tensor->dtype))
+        return TD_OK;
     /* In a file of this library, of a known version, it can only be damage. */
     bool ours = td__header_note(header, "tandem.version");
     return td_fail(ours ? TD_ERR_INVALID : TD_ERR_UNSUPPORTED,

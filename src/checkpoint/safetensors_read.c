@@ -177,6 +177,12 @@ static td_status get_elements(struct file *file, td_tensor *tensor)
 static td_status skip_bytes(struct file *file, uint64_t bytes)
 {
     char buffer[1 << 14];
+    if (!file->digest && bytes > 0) {
+        if (lseek(file->fd, (off_t)bytes, SEEK_CUR) < 0)
+            return refuse(file);
+        file->at += bytes;
+        return TD_OK;
+    }
     while (bytes > 0) {
         size_t part = bytes < sizeof buffer ? (size_t)bytes : sizeof buffer;
         TD_TRY(get(file, buffer, part));
@@ -185,16 +191,32 @@ static td_status skip_bytes(struct file *file, uint64_t bytes)
     return TD_OK;
 }
 
+/* An uninitialised tensor for an entry, or for the part of it that is wanted. */
+static td_tensor *make_tensor(const char *call, const struct td__file_tensor *entry,
+                              const struct td__load_target *target, td_device *device)
+{
+    int64_t count;
+    const td_shard *part = target->part ? target->part(entry, &count, target->arg) : NULL;
+    if (!part)
+        return td__empty(call, entry->shape, entry->ndim, entry->dtype, device);
+    td_tensor *tensor = td__empty(call, &count, 1, entry->dtype, device);
+    if (tensor && td_tensor_set_shard(tensor, part)) {
+        td_tensor_release(tensor);
+        return NULL;
+    }
+    return tensor;
+}
+
 /* A state of uninitialised tensors on these devices, without those that have none. */
 static td_state *make_state(const char *call, const struct td__file_header *header,
-                            td_device *const *devices)
+                            const struct td__load_target *target, td_device *const *devices)
 {
     td_state *state = td_state_create();
     for (size_t i = 0; state && i < header->count; i++) {
         const struct td__file_tensor *entry = &header->tensors[i];
         if (!devices[i])
             continue;
-        td_tensor *tensor = td__empty(call, entry->shape, entry->ndim, entry->dtype, devices[i]);
+        td_tensor *tensor = make_tensor(call, entry, target, devices[i]);
         td_status status = td_state_add(state, entry->name, tensor);
         td_tensor_release(tensor);
         if (status) {
@@ -211,7 +233,7 @@ td_state *td__state_of_header(const char *call, const char *path,
     td_device **devices = NULL;
     if (td__map_devices(call, path, header, target, &devices))
         return NULL;
-    td_state *state = make_state(call, header, devices);
+    td_state *state = make_state(call, header, target, devices);
     free(devices);
     return state;
 }
@@ -222,7 +244,14 @@ static td_status read_data(struct file *file, const struct td__file_header *head
     for (size_t i = 0; i < header->count; i++) {
         const struct td__file_tensor *entry = header->sorted[i];
         td_tensor *tensor = td_state_get(state, entry->name);
-        TD_TRY(tensor ? get_elements(file, tensor) : skip_bytes(file, entry->end - entry->begin));
+        const td_shard *part = td_tensor_shard(tensor);
+        uint64_t before = part ? (uint64_t)part->offset * td_dtype_size(entry->dtype) : 0;
+        uint64_t all = entry->end - entry->begin;
+        TD_TRY(skip_bytes(file, tensor ? before : all));
+        if (tensor)
+            TD_TRY(get_elements(file, tensor));
+        if (part)
+            TD_TRY(skip_bytes(file, all - before - td_tensor_nbytes(tensor)));
     }
     TD_TRY(td__upload_end(&file->upload));
     return check_digest(file, header);

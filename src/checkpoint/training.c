@@ -80,6 +80,25 @@ td_status td__training_read(const char *call, const char *path, struct td__train
     return status;
 }
 
+td_status td__training_finish(const char *call, const struct td__coordinator *coordinator,
+                              td_status status, td_state *state, td_training *training)
+{
+    struct td__undo *undo = NULL;
+    if (!status)
+        status = td__training_apply(call, training, state, coordinator, &undo);
+    td_state_destroy(state);
+    status = td__coordinator_agree(coordinator, status);
+    if (status && undo) {
+        /* Another rank has failed. */
+        struct td__error error;
+        td__error_save(&error);
+        td__training_undo(training, undo);
+        td__error_restore(&error);
+    }
+    td__undo_free(undo);
+    return status;
+}
+
 td_status td__training_receive(const char *call, const struct td__coordinator *coordinator,
                                td_status status, struct td__checkpoint *read, td_training *training)
 {
@@ -90,20 +109,7 @@ td_status td__training_receive(const char *call, const struct td__coordinator *c
         return status;
     }
     TD_TRY(td__coordinator_share(call, coordinator, read, training, &state));
-    struct td__undo *undo = NULL;
-    status = td__training_apply(call, training, state, coordinator, &undo);
-    td_state_destroy(state);
-    status = td__coordinator_agree(coordinator, status);
-    if (status && undo) {
-        /* Another rank has failed. */
-        char *message = strdup(td__error_text());
-        td__training_undo(training, undo);
-        if (message)
-            td_fail(status, "%s", message);
-        free(message);
-    }
-    td__undo_free(undo);
-    return status;
+    return td__training_finish(call, coordinator, TD_OK, state, training);
 }
 
 td_status td_training_load(const char *path, td_training *training, td_group *group)

@@ -17,6 +17,10 @@ struct td__coordinator {
 td_status td__coordinator_of(const char *call, td_group *group,
                              struct td__coordinator *coordinator);
 
+/** Another group of the same ranks; NULL for one rank. Making it sends nothing. */
+td_status td__same_ranks(const char *call, const struct td__coordinator *coordinator,
+                         td_group **group);
+
 /** Broadcasts the status of rank 0 and its error. */
 td_status td__coordinator_follow(const struct td__coordinator *coordinator, td_status mine);
 
@@ -82,6 +86,10 @@ td_status td__training_pack(const char *call, const td_training *training, struc
 td_status td__training_collect(const char *call, const td_training *training, const td_bytes *all,
                                int size, td_state **state);
 
+/** A rank's own entries and the parts that it has, as one state; rank 0 adds the numbers. */
+td_status td__training_own(const char *call, const td_training *training, int rank, int size,
+                           td_state **state);
+
 /** Loads the parts of `state`. On failure nothing was changed; on success *undo is for
  *  td__training_undo(), which restores the former values, and for td__undo_free(). */
 struct td__undo;
@@ -106,5 +114,9 @@ td_status td__training_receive(const char *call, const struct td__coordinator *c
                                td_status status, struct td__checkpoint *read,
                                td_training *training);
 void td__checkpoint_free(struct td__checkpoint *read);
+/** Loading, all ranks: loads the parts of a state, on all ranks or on none. `status` is that of this rank so far. Takes
+ *  over `state`. */
+td_status td__training_finish(const char *call, const struct td__coordinator *coordinator,
+                              td_status status, td_state *state, td_training *training);
 
 #endif

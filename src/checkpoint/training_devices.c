@@ -46,7 +46,7 @@ static td_device *home_in_optimizer(const td_optimizer *optimizer, const char *n
     if (!optimizer || sscanf(name, "state.%d.", &number) != 1 || number < 0 ||
         number >= optimizer->count)
         return td__host_device();
-    return td_tensor_device(optimizer->parameters[number].tensor);
+    return td__target_of(td_tensor_device(optimizer->parameters[number].tensor));
 }
 
 static td_device *home_of(const struct td__file_tensor *tensor, bool *fixed, void *arg)

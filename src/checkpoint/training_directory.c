@@ -1,8 +1,8 @@
-/* A directory of numbered checkpoints: step-000000000123.safetensors. The number decides, not the
- * time of the file. A new file replaces one of its number; old ones are removed only when it is
- * complete. */
+/* A directory of numbered checkpoints: step-000000000123.safetensors, and sharded ones, step-000000000123.sharded. The
+ * number decides, not the time of the file; of two with one number, the sharded one. A new one replaces that of its
+ * number; old ones are removed only when it is complete. */
 #include "base/fail.h"
-#include "checkpoint/training.h"
+#include "checkpoint/sharded.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -14,25 +14,35 @@
 
 #define PREFIX "step-"
 #define SUFFIX ".safetensors"
+#define SHARDED ".sharded"
 enum { DIGITS = 12 };
 
-/* The path of a number, for free(); NULL without memory. */
-static char *path_of(const char *directory, int64_t step)
+struct numbered {
+    int64_t step;
+    bool is_sharded;
+};
+
+/* The path of a checkpoint, for free(); NULL without memory. */
+static char *path_of(const char *directory, struct numbered one)
 {
     char *path = NULL;
-    if (asprintf(&path, "%s/" PREFIX "%0*" PRId64 SUFFIX, directory, DIGITS, step) < 0)
+    if (asprintf(&path, "%s/" PREFIX "%0*" PRId64 "%s", directory, DIGITS, one.step,
+                 one.is_sharded ? SHARDED : SUFFIX) < 0)
         return NULL;
     return path;
 }
 
 /* The number in a name of path_of(), or -1. */
-static int64_t number_of(const char *name)
+static int64_t number_of(const char *name, bool *is_sharded)
 {
     if (strncmp(name, PREFIX, strlen(PREFIX)) != 0)
         return -1;
     const char *digits = name + strlen(PREFIX);
     size_t count = strspn(digits, "0123456789");
-    if (count < DIGITS || (count > DIGITS && *digits == '0') || strcmp(digits + count, SUFFIX) != 0)
+    if (count < DIGITS || (count > DIGITS && *digits == '0'))
+        return -1;
+    *is_sharded = !strcmp(digits + count, SHARDED);
+    if (!*is_sharded && strcmp(digits + count, SUFFIX) != 0)
         return -1;
     errno = 0;
     long long number = strtoll(digits, NULL, 10);
@@ -41,13 +51,15 @@ static int64_t number_of(const char *name)
 
 static int compare_down(const void *a, const void *b)
 {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
+    const struct numbered *x = a, *y = b;
+    if (x->step != y->step)
+        return x->step < y->step ? 1 : -1;
+    return y->is_sharded - x->is_sharded;
 }
 
 /* All numbers in a directory, the greatest first, for free(). *missing: the directory does not
  * exist. */
-static td_status list_numbers(const char *call, const char *directory, int64_t **numbers,
+static td_status list_numbers(const char *call, const char *directory, struct numbered **numbers,
                               size_t *count, bool *missing)
 {
     *numbers = NULL;
@@ -61,19 +73,15 @@ static td_status list_numbers(const char *call, const char *directory, int64_t *
     td_status status = TD_OK;
     size_t capacity = 0;
     for (struct dirent *entry; !status && (entry = readdir(stream));) {
-        int64_t number = number_of(entry->d_name);
+        bool is_sharded = false;
+        int64_t number = number_of(entry->d_name, &is_sharded);
         if (number < 0)
             continue;
-        if (*count == capacity) {
-            capacity = capacity ? capacity * 2 : 64;
-            int64_t *grown = realloc(*numbers, capacity * sizeof *grown);
-            if (!grown) {
-                status = td__fail_nomem(call);
-                break;
-            }
-            *numbers = grown;
-        }
-        (*numbers)[(*count)++] = number;
+        struct numbered *one = td__list_grow((void **)numbers, count, &capacity, sizeof *one);
+        if (one)
+            *one = (struct numbered){number, is_sharded};
+        else
+            status = td__fail_nomem(call);
     }
     closedir(stream);
     if (status) {
@@ -88,21 +96,25 @@ static td_status list_numbers(const char *call, const char *directory, int64_t *
 /* ---- Saving --------------------------------------------------------------------------------------- */
 
 /* Removes all but the `keep` newest, which include `step`. Failures are only logged. */
-static void prune(const char *call, const char *directory, int64_t step, int keep)
+void td__numbered_prune(const char *call, const char *directory, int64_t step, int keep)
 {
-    int64_t *numbers = NULL;
+    struct numbered *numbers = NULL;
     size_t count = 0;
     bool missing;
     if (keep == 0 || list_numbers(call, directory, &numbers, &count, &missing))
         return;
     int kept = 1;
     for (size_t i = 0; i < count; i++) {
-        if (numbers[i] == step || kept++ < keep)
+        if (numbers[i].step == step || kept++ < keep)
             continue;
         char *path = path_of(directory, numbers[i]);
-        if (path && unlink(path) && errno != ENOENT)
-            td_log(TD_LOG_WARN, "%s: the old checkpoint %s cannot be removed: %s", call, path,
-                   td__errno_text(errno));
+        int error = !path                   ? ENOMEM
+                    : numbers[i].is_sharded ? td__sharded_directory_remove(path)
+                    : unlink(path)          ? errno
+                                            : 0;
+        if (error && error != ENOENT)
+            td_log(TD_LOG_WARN, "%s: the old checkpoint %s cannot be removed: %s", call,
+                   path ? path : directory, td__errno_text(error));
         free(path);
     }
     free(numbers);
@@ -130,13 +142,13 @@ static td_status write_numbered(const char *call, const char *directory,
     if (!training)
         return td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
     TD_TRY(td__atomic_file_directory(call, directory));
-    char *path = path_of(directory, training->step);
+    char *path = path_of(directory, (struct numbered){.step = training->step});
     if (!path)
         return td__fail_nomem(call);
     td_status status = td__training_write(call, path, training, all, size);
     free(path);
     if (!status)
-        prune(call, directory, training->step, keep);
+        td__numbered_prune(call, directory, training->step, keep);
     return status;
 }
 
@@ -156,77 +168,140 @@ td_status td_training_save_numbered(const char *directory, const td_training *tr
     return td__coordinator_follow(&coordinator, status);
 }
 
-/* ---- Loading -------------------------------------------------------------------------------------- */
-
-/* Tries the numbers in descending order. */
-static td_status read_newest(const char *call, const char *directory, const int64_t *numbers,
-                             size_t count, struct td__training_target *target,
-                             struct td__checkpoint *read)
+static td_status sharded_path(const char *call, const char *directory, const td_training *training,
+                              int keep, struct td__save_request *request, char **path)
 {
-    td_status first = TD_OK;
-    char *message = NULL;
-    for (size_t i = 0; i < count; i++) {
-        char *path = path_of(directory, numbers[i]);
-        td_status status = path ? td__training_read(call, path, target, read)
-                                : td__fail_nomem(call);
-        free(path);
-        if (!status) {
-            free(message);
-            return TD_OK;
-        }
-        /* A later version, too little memory, or a device that is not there, is no damage: loading an
-         * older file instead would silently lose work. */
-        if ((status != TD_ERR_INVALID && status != TD_ERR_SYSTEM) || target->load.is_missing) {
-            free(message);
-            return status;
-        }
-        td_log(TD_LOG_WARN, "a checkpoint is skipped: %s", td__error_text());
-        if (!first) {
-            first = status;
-            message = strdup(td__error_text());
-        }
-    }
-    if (message)
-        td_fail(first, "%s", message);
-    free(message);
-    return first;
+    TD_TRY(check_numbered(call, directory, training, keep));
+    *path = path_of(directory, (struct numbered){training->step, true});
+    request->path = *path;
+    request->after = (struct td__sharded_after){
+        .directory = strdup(directory), .step = training->step, .keep = keep};
+    return *path && request->after.directory ? TD_OK : td__fail_nomem(call);
 }
 
-/* On rank 0; read->state stays NULL if there is no checkpoint. */
-static td_status find_newest(const char *call, const char *directory, const td_training *training,
-                             int parts, struct td__checkpoint *read)
+td_status td_training_save_sharded_numbered(const char *directory, const td_training *training,
+                                            int keep, td_group *group, td_async_save **save)
 {
-    if (!directory || !*directory)
-        return td_fail(TD_ERR_INVALID, "%s: the directory is NULL or empty", call);
-    int64_t *numbers = NULL;
-    size_t count = 0;
-    bool missing = false;
-    TD_TRY(list_numbers(call, directory, &numbers, &count, &missing));
-    if (!missing)
-        td__atomic_file_sweep(directory);
-    struct td__training_target target;
-    td_status status = td__training_target(training, parts, &target);
-    if (!status)
-        status = read_newest(call, directory, numbers, count, &target, read);
-    td__training_target_free(&target);
-    free(numbers);
+    static const char call[] = "td_training_save_sharded_numbered";
+    struct td__coordinator coordinator;
+    struct td__save_request request = {.call = call, .is_training = true};
+    td_state *state = NULL;
+    char *path = NULL;
+    TD_TRY(td__coordinator_of(call, group, &coordinator));
+    td_status mine = td__training_own(call, training, coordinator.rank, coordinator.size, &state);
+    if (!mine && coordinator.rank == 0)
+        mine = sharded_path(call, directory, training, keep, &request, &path);
+    request.state = state;
+    td_status status = td__save_sharded(&request, group, mine, save);
+    td_state_destroy(state);
+    free(path);
     return status;
 }
 
-/* Broadcasts whether rank 0 has found one. */
-static td_status share_found(const struct td__coordinator *coordinator, bool *found)
+/* ---- Loading --------------------------------------------------------------------------------------- */
+
+/* Going through the checkpoints of a directory, the newest first. Lists are rank 0's. */
+struct search {
+    const char *call, *directory;
+    const struct td__coordinator *coordinator;
+    struct numbered *numbers;
+    size_t count, at;
+    td_status first; /* the error of the newest that cannot be read */
+    char *message;
+};
+
+/* Whether to go on after a failure: a later version, too little memory, or a device that is not there, is no damage, and
+ * loading an older checkpoint instead would silently lose work. */
+static bool skip(struct search *search, td_status status, bool is_missing)
 {
-    char answer = *found ? 'y' : 'n';
+    if ((status != TD_ERR_INVALID && status != TD_ERR_SYSTEM) || is_missing)
+        return false;
+    if (search->coordinator->rank == 0)
+        td_log(TD_LOG_WARN, "a checkpoint is skipped: %s", td__error_text());
+    if (!search->first) {
+        search->first = status;
+        search->message = strdup(td__error_text());
+    }
+    return true;
+}
+
+/* On rank 0. The next one is *path, for free(), of a sharded one; else it was read to *read; or there is none. */
+static td_status find_next(struct search *search, struct td__training_target *target,
+                           struct td__checkpoint *read, char **path)
+{
+    while (search->at < search->count) {
+        struct numbered one = search->numbers[search->at++];
+        *path = path_of(search->directory, one);
+        if (!*path)
+            return td__fail_nomem(search->call);
+        if (one.is_sharded)
+            return TD_OK;
+        td_status status = td__training_read(search->call, *path, target, read);
+        free(*path);
+        *path = NULL;
+        if (!status || !skip(search, status, target->load.is_missing))
+            return status;
+    }
+    return TD_OK;
+}
+
+/* On rank 0. */
+static td_status list_all(struct search *search)
+{
+    bool missing = false;
+    if (!search->directory || !*search->directory)
+        return td_fail(TD_ERR_INVALID, "%s: the directory is NULL or empty", search->call);
+    TD_TRY(
+        list_numbers(search->call, search->directory, &search->numbers, &search->count, &missing));
+    if (!missing) {
+        td__atomic_file_sweep(search->directory);
+        td__sharded_directory_sweep(search->directory);
+    }
+    return TD_OK;
+}
+
+/* Broadcasts what rank 0 has found: 'f' a file, 's' a sharded one, 'n' none. */
+static td_status share_found(const struct td__coordinator *coordinator, char *found)
+{
     td_bytes bytes = {0};
     if (coordinator->alone)
         return TD_OK;
     if (coordinator->rank == 0)
-        bytes = (td_bytes){.data = &answer, .size = 1};
+        bytes = (td_bytes){.data = found, .size = 1};
     TD_TRY(td_broadcast_object_list(&bytes, 1, coordinator->root, coordinator->group));
-    *found = bytes.size == 1 && bytes.data[0] == 'y';
+    *found = bytes.size == 1 ? bytes.data[0] : 'n';
     if (coordinator->rank != 0)
         td_bytes_free(&bytes);
     return TD_OK;
+}
+
+/* Tries one checkpoint after another. *found: what was loaded. */
+static td_status try_all(struct search *search, struct td__training_target *target,
+                         td_training *training, char *found)
+{
+    const struct td__coordinator *coordinator = search->coordinator;
+    for (;;) {
+        struct td__checkpoint read = {0};
+        char *path = NULL;
+        td_status status = TD_OK;
+        if (coordinator->rank == 0)
+            status = find_next(search, target, &read, &path);
+        *found = read.state ? 'f' : path ? 's' : 'n';
+        status = td__coordinator_follow(coordinator, status);
+        if (!status)
+            status = share_found(coordinator, found);
+        if (status || *found == 'n') {
+            td__checkpoint_free(&read);
+            free(path);
+            return status;
+        }
+        if (*found == 'f')
+            return td__training_receive(search->call, coordinator, TD_OK, &read, training);
+        status = td__training_load_sharded(search->call, path, training, coordinator);
+        free(path);
+        if (!status || !skip(search, status, false))
+            return status;
+    }
 }
 
 td_status td_training_load_latest(const char *directory, td_training *training, td_group *group,
@@ -235,26 +310,31 @@ td_status td_training_load_latest(const char *directory, td_training *training, 
     static const char call[] = "td_training_load_latest";
     struct td__coordinator coordinator;
     TD_TRY(td__coordinator_of(call, group, &coordinator));
-    struct td__checkpoint read = {0};
+    struct search search = {.call = call, .directory = directory, .coordinator = &coordinator};
+    struct td__training_target target = {0};
     int parts;
+    char found = 'n';
     TD_TRY(td__gather_parts(&coordinator, training, &parts));
     td_status status = TD_OK;
-    if (coordinator.rank == 0)
-        status = find_newest(call, directory, training, parts, &read);
-    status = td__coordinator_follow(&coordinator, status);
-    bool found = read.state != NULL;
-    if (!status)
-        status = share_found(&coordinator, &found);
-    if (status) {
-        td__checkpoint_free(&read);
-        return status;
+    if (coordinator.rank == 0) {
+        status = list_all(&search);
+        if (!status)
+            status = td__training_target(training, parts, &target);
     }
-    if (found)
-        TD_TRY(td__training_receive(call, &coordinator, TD_OK, &read, training));
-    else if (!loaded)
-        return td_fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
-                       directory ? directory : "(NULL)");
-    if (loaded)
-        *loaded = found;
-    return TD_OK;
+    status = td__coordinator_follow(&coordinator, status);
+    if (!status)
+        status = try_all(&search, &target, training, &found);
+    if (!status && found == 'n' && search.first)
+        status = td_fail(search.first, "%s", search.message ? search.message : "out of memory");
+    if (!status)
+        status = td__coordinator_follow(&coordinator, status);
+    if (!status && found == 'n' && !loaded)
+        status = td_fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
+                         directory ? directory : "(NULL)");
+    if (!status && loaded)
+        *loaded = found != 'n';
+    td__training_target_free(&target);
+    free(search.numbers);
+    free(search.message);
+    return status;
 }

@@ -122,6 +122,18 @@ static td_status add_part(td_state *state, const char *prefix, td_state *part)
     return status;
 }
 
+/* Of which other ranks have the rest, or which lies flat. */
+static bool is_divided(const td_tensor *tensor)
+{
+    const td_shard *shard = td_tensor_shard(tensor);
+    if (!shard)
+        return false;
+    bool same = td_tensor_ndim(tensor) == shard->ndim;
+    for (int d = 0; same && d < shard->ndim; d++)
+        same = td_tensor_size(tensor, d) == shard->shape[d];
+    return !same;
+}
+
 static td_status add_parts(const td_training *training, td_state *state)
 {
     if (training->model)
@@ -135,16 +147,28 @@ static td_status add_parts(const td_training *training, td_state *state)
     return TD_OK;
 }
 
+static td_status add_numbers(const td_training *training, int size, td_state *state)
+{
+    TD_TRY(td_state_add_integer(state, "training.epoch", training->epoch));
+    TD_TRY(td_state_add_integer(state, "training.step", training->step));
+    TD_TRY(td_state_add_integer(state, "training.ranks", size));
+    return td_state_add_integer(state, "training.parts", td__training_parts(training));
+}
+
 static td_status collect(const char *call, const td_training *training, const td_bytes *all,
                          int size, td_state *state)
 {
     for (int r = 0; r < size; r++)
         TD_TRY(add_rank(call, all[r], r, state));
-    TD_TRY(td_state_add_integer(state, "training.epoch", training->epoch));
-    TD_TRY(td_state_add_integer(state, "training.step", training->step));
-    TD_TRY(td_state_add_integer(state, "training.ranks", size));
-    TD_TRY(td_state_add_integer(state, "training.parts", td__training_parts(training)));
-    return add_parts(training, state);
+    TD_TRY(add_numbers(training, size, state));
+    TD_TRY(add_parts(training, state));
+    for (int i = 0; i < td_state_count(state); i++)
+        if (is_divided(td_state_tensor(state, i)))
+            return td_fail(TD_ERR_INVALID,
+                           "%s: \"%.200s\" is a shard, and rank 0 has no other; use "
+                           "td_training_save_sharded()",
+                           call, td_state_name(state, i));
+    return TD_OK;
 }
 
 td_status td__training_collect(const char *call, const td_training *training, const td_bytes *all,
@@ -152,6 +176,33 @@ td_status td__training_collect(const char *call, const td_training *training, co
 {
     td_state *state = td_state_create();
     td_status status = state ? collect(call, training, all, size, state) : TD_ERR_NOMEM;
+    if (status)
+        td_state_destroy(state);
+    else
+        *state_out = state;
+    return status;
+}
+
+static td_status collect_own(const char *call, const td_training *training, int rank, int size,
+                             td_state *state)
+{
+    struct td__buffer own = {0};
+    td_status status = td__training_pack(call, training, &own);
+    if (!status)
+        status = add_rank(call, (td_bytes){.data = (char *)own.data, .size = own.size}, rank,
+                          state);
+    td__buffer_free(&own);
+    if (!status && rank == 0)
+        status = add_numbers(training, size, state);
+    return status ? status : add_parts(training, state);
+}
+
+td_status td__training_own(const char *call, const td_training *training, int rank, int size,
+                           td_state **state_out)
+{
+    TD_TRY(check_training(call, training));
+    td_state *state = td_state_create();
+    td_status status = state ? collect_own(call, training, rank, size, state) : TD_ERR_NOMEM;
     if (status)
         td_state_destroy(state);
     else

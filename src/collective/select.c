@@ -11,6 +11,9 @@ enum {
      * many. Both take the same time at this size for 2 to 6 ranks. */
     ALL_REDUCE_LONG = 64 << 10,
 
+    /* Two ranks send the same bytes either way, in one round or in two. Halving reduces half as much on each. */
+    ALL_REDUCE_LONG_FOR_TWO = 512 << 10,
+
     /* Below this the root sends to each of a few ranks itself: a send costs less than a round of the tree. */
     BROADCAST_SHORT = 64 << 10,
     BROADCAST_FEW = 8,
@@ -129,7 +132,8 @@ const char *td__select(td_op_kind op, int32_t size, size_t bytes)
     case TD_OP_REDUCE:
         return is_long_for_the_root(size, bytes) ? "halving" : "tree";
     case TD_OP_ALL_REDUCE:
-        return bytes < ALL_REDUCE_LONG ? "doubling" : "halving";
+        return bytes < (size_t)(size == 2 ? ALL_REDUCE_LONG_FOR_TWO : ALL_REDUCE_LONG) ? "doubling"
+                                                                                       : "halving";
     case TD_OP_SCATTER:
     case TD_OP_GATHER:
         return gather_or_scatter(size, bytes);

@@ -36,6 +36,9 @@ struct td_sampler {
 /** Begins an epoch, unless one has begun. */
 td_status td__sampler_begin(td_sampler *sampler);
 
+/** Whether it gives a rank the samples of its slices. */
+bool td__sampler_has_slices(const td_sampler *sampler);
+
 /** Ends the epoch. */
 void td__sampler_end(td_sampler *sampler);
 

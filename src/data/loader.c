@@ -93,8 +93,9 @@ static td_status begin_epoch(td_loader *loader)
         return td_fail(TD_ERR_STATE,
                        "td_loader_next: another loader is in the middle of an epoch with this "
                        "sampler");
-    /* The seed that PyTorch draws for its workers, before the one for the order. */
-    if (!sampler->resumes)
+    /* The seed that PyTorch draws for its workers, before the one for the order. Where slices have their own numbers, a rank
+     * that begins an epoch in one must not take another one away from it. */
+    if (!sampler->resumes && !td__sampler_has_slices(sampler))
         td__generator_seed(NULL);
     TD_TRY(td__sampler_begin(sampler));
     loader->order = sampler->order;

@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/host.h"
+#include "base/slice_range.h"
 #include "data/dataset.h"
 #include "tensor/random_internal.h"
 
@@ -80,8 +81,28 @@ static int64_t size_of_share(void *self)
     return ((struct share *)self)->each;
 }
 
-/* Index i of the share is index rank + i * num_replicas of the epoch, which is repeated as
- * padding. */
+/* How many slices of each batch this rank has. */
+static int64_t slices_of(const td_sampler_options *options)
+{
+    if (options->slices_apart)
+        return td__slices_apart(options->slices, options->num_replicas, options->rank);
+    return td__slices_of(options->slices, options->num_replicas, options->rank).count;
+}
+
+/* Where index i of the share is in the epoch, which is repeated as padding. */
+static int64_t place_of(const struct share *share, int64_t i)
+{
+    const td_sampler_options *options = &share->options;
+    if (!options->slices)
+        return (options->rank + i * options->num_replicas) % share->size;
+    int first = td__slices_of(options->slices, options->num_replicas, options->rank).first;
+    int64_t row = slices_of(options) * options->slice_size; /* of this rank in a batch */
+    int64_t slice = i % row / options->slice_size;          /* its number among this rank's */
+    slice = options->slices_apart ? options->rank + slice * options->num_replicas : first + slice;
+    return ((i / row * options->slices + slice) * options->slice_size + i % options->slice_size) %
+           share->size;
+}
+
 static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t *indices)
 {
     (void)drawn;
@@ -97,7 +118,7 @@ static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t 
         shuffle(options->seed + (uint64_t)epoch, all, share->size);
     }
     for (int64_t i = 0; i < share->each; i++) {
-        int64_t at = (options->rank + i * options->num_replicas) % share->size;
+        int64_t at = place_of(share, i);
         indices[i] = all ? all[at] : at;
     }
     free(all);
@@ -106,6 +127,11 @@ static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t 
 
 static const td_sampler_ops share_ops = {
     .size = size_of_share, .order = share_order, .destroy = free};
+
+bool td__sampler_has_slices(const td_sampler *sampler)
+{
+    return sampler->ops == &share_ops && ((const struct share *)sampler->self)->options.slices;
+}
 
 /* Defaults come from the world. A rank of 0 is a default, too, if the world has num_replicas ranks:
  * {.num_replicas = world_size} then gives each rank its own share, as in PyTorch, instead of rank
@@ -139,6 +165,32 @@ static td_status find_replica(td_sampler_options *options)
     return TD_OK;
 }
 
+static td_status check_slices(const td_sampler_options *options)
+{
+    int slices = options->slices;
+    if (!slices && !options->slice_size && !options->slices_apart)
+        return TD_OK;
+    if (slices < options->num_replicas || slices > 1 << 20 || (slices & (slices - 1)))
+        return td_fail(
+            TD_ERR_INVALID,
+            "td_distributed_sampler: the number of slices is %d; it is a power of two, at "
+            "least the number of ranks, %d, and at most %d",
+            slices, options->num_replicas, 1 << 20);
+    if (options->slice_size < 1 || options->slice_size > INT64_MAX / slices / 2)
+        return td_fail(TD_ERR_INVALID,
+                       "td_distributed_sampler: a slice cannot have %" PRId64 " samples",
+                       options->slice_size);
+    return TD_OK;
+}
+
+/* How many indices the share of each rank, or with slices of this one, has. */
+static int64_t count_share(const td_sampler_options *options, int64_t size)
+{
+    int64_t unit = options->slices ? options->slices * options->slice_size : options->num_replicas;
+    int64_t units = size / unit + (!options->drop_last && size % unit != 0);
+    return options->slices ? units * options->slice_size * slices_of(options) : units;
+}
+
 td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options *options)
 {
     if (options && td__check_reserved(__func__, options->reserved))
@@ -146,16 +198,15 @@ td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options
     td_sampler_options chosen = options ? *options : (td_sampler_options){0};
     if (!dataset)
         return td__null(__func__);
-    if (find_replica(&chosen))
+    if (find_replica(&chosen) || check_slices(&chosen))
         return NULL;
     struct share *share = malloc(sizeof *share);
     if (!share) {
         td__fail_nomem("td_distributed_sampler");
         return NULL;
     }
-    int64_t size = td_dataset_size(dataset), replicas = chosen.num_replicas;
-    *share = (struct share){.size = size, .options = chosen};
-    share->each = size / replicas + (!chosen.drop_last && size % replicas != 0);
+    int64_t size = td_dataset_size(dataset);
+    *share = (struct share){.size = size, .each = count_share(&chosen, size), .options = chosen};
     td_sampler *sampler = td_sampler_create(&share_ops, share);
     if (!sampler)
         free(share);

@@ -43,7 +43,7 @@ td_device *td__host_device(void)
 /* ---- The current device of a thread ----------------------------------------------------------- */
 
 static _Thread_local td_device *current; /* NULL: the host */
-static _Thread_local int
+static _Thread_local int16_t
     current_index[TD__KINDS_MOST]; /* of each kind, for names without a number */
 
 td_device *td_current_device(void)
@@ -169,6 +169,9 @@ td_device *td_device_get(const char *name)
         return td_current_device();
     if (!strcmp(name, "cpu"))
         return &host;
+    td_device *meta = td__meta_of_name(name);
+    if (meta)
+        return meta;
     if (!parse_name(name, kind, &index))
         return intern(name, kind, -1, true);
     if (index >= 0)
@@ -311,6 +314,8 @@ td_status td_register_device(const td_device_ops *ops, void *arg)
                        "td_register_device: a kind is up to %d letters, digits and '_', with a "
                        "letter first",
                        TD__KIND_NAME - 1);
+    if (!strcmp(ops->kind, "meta"))
+        return td_fail(TD_ERR_STATE, "td_register_device: the kind meta is the library's own");
     TD_TRY(check_version("devices", ops->kind, ops->version, TD_DEVICE_OPS_VERSION));
     struct td__device_kind *kind = calloc(1, sizeof *kind);
     if (!kind)
@@ -351,6 +356,9 @@ bool td_device_exists(const char *name)
 {
     char kind[TD__KIND_NAME];
     int index;
+    const td_device *meta = name ? td__meta_of_name(name) : NULL;
+    if (meta)
+        name = meta->target->name;
     if (!name || !parse_name(name, kind, &index))
         return false;
     return !strcmp(name, "cpu") || td_device_count(kind) > (index < 0 ? 0 : index);

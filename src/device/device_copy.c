@@ -83,6 +83,8 @@ td_status td__copy_between(const char *call, const struct td__place *to,
     bool to_host = to->device->is_host, from_host = from->device->is_host;
     if (bytes == 0)
         return TD_OK;
+    if (td__is_meta(to->device) || td__is_meta(from->device))
+        return td__fail_meta(call, td__is_meta(to->device) ? to->device : from->device);
     if (to_host && from_host) {
         td__copy_bytes(to->data, from->data, bytes, bytes > td__cache_bytes(3) / 4);
         return TD_OK;
@@ -103,6 +105,8 @@ td_status td__fill_bytes(const struct td__place *place, unsigned char value, siz
     td_device *device = place->device;
     if (bytes == 0)
         return TD_OK;
+    if (td__is_meta(device))
+        return td__fail_meta("tensor", device);
     td_stream *stream = td__stream_of(device);
     TD_TRY(td__ops_of(device)->fill(device->self, stream->self, place->data, value, bytes));
     td__block_use(place->block, stream);

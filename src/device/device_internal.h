@@ -55,6 +55,9 @@ struct td_device {
     _Atomic(uint64_t) capture; /* the number of the capture under way; 0: none */
     td_graph *capturing;       /* its graph */
     atomic_llong waits;
+    td_device
+        *target; /* of a meta device: where its tensors get their memory; NULL: this is none */
+    _Atomic(td_device *) meta;        /* the meta device of this one; NULL: not asked for yet */
     struct td__device_worker *worker; /* NULL until the first job */
     td_device *next;                  /* in the table of names */
 };
@@ -73,9 +76,11 @@ static inline td_device *td__use_device(const char *call, td_device *device)
     return device->is_host ? device : td__open_device(call, device);
 }
 
-/** The kernels that operators call on accelerators, and on the host; defined by the component tensor. */
+/** The kernels that operators call on accelerators, and on the host; and those of meta devices, which record initial
+ *  values. Defined by the component tensor. */
 extern const td_kernels td__wrapped_kernels;
 extern const td_kernels td__cpu_kernels;
+extern const td_kernels td__meta_kernels;
 
 /** The functions of an accelerator. */
 static inline const td_device_ops *td__ops_of(const td_device *device)
@@ -91,6 +96,25 @@ const struct td__device_kind *td__kind_number(int number);
 
 /** Writes the names of all kinds, "cpu, cuda". */
 void td__kind_names(char *text, size_t size);
+
+/* ---- Meta devices (meta_device.c) --------------------------------------------------------------------- */
+
+static inline bool td__is_meta(const td_device *device)
+{
+    return device->target != NULL;
+}
+
+/** Where tensors of a device have their memory, or will have it. */
+static inline td_device *td__target_of(td_device *device)
+{
+    return device->target ? device->target : device;
+}
+
+/** TD_ERR_STATE: `call` needs the elements of a tensor of a meta device. */
+td_status td__fail_meta(const char *call, const td_device *device);
+
+/** The meta device of a name that begins with "meta"; NULL: it is no such name. */
+td_device *td__meta_of_name(const char *name);
 
 /* ---- Workers (device_worker.c) ---------------------------------------------------------------------- */
 
@@ -162,6 +186,13 @@ void *td__block_alloc(td_device *device, const char *call, size_t bytes, void **
 
 /** A td_blob_free_fn: frees memory of td__block_alloc(). */
 void td__block_free(void *data, void *arg);
+
+/** Tensors of the host have so many bytes more, or less (host_memory.c). */
+void td__count_host_memory(int64_t bytes);
+td_status td__host_memory_stats(td_memory_stats *stats);
+td_status td__host_memory_reset_peak(void);
+/** Returns the pages of tensors that were freed to the system. */
+td_status td__host_memory_trim(void);
 
 /** The memory is used on `stream`: it stays until what is enqueued there now has run. */
 void td__block_use(void *arg, td_stream *stream);

@@ -622,7 +622,7 @@ td_status td_device_memory_stats(td_device *device, td_memory_stats *stats)
         return td__fail_null("td_device_memory_stats");
     *stats = (td_memory_stats){0};
     if (device->is_host)
-        return TD_OK;
+        return td__host_memory_stats(stats);
     struct td__device_memory *memory = memory_of(device);
     if (!memory)
         return td__fail_nomem("td_device_memory_stats");
@@ -653,7 +653,7 @@ td_status td_device_reset_peak(td_device *device)
     td_status status;
     struct td__device_memory *memory = memory_for("td_device_reset_peak", &device, &status);
     if (!memory)
-        return status;
+        return status || !device->is_host ? status : td__host_memory_reset_peak();
     pthread_mutex_lock(&memory->lock);
     memory->stats.allocated_peak = memory->stats.allocated;
     memory->stats.reserved_peak = memory->stats.reserved;
@@ -666,7 +666,7 @@ td_status td_device_empty_cache(td_device *device)
     td_status status;
     struct td__device_memory *memory = memory_for("td_device_empty_cache", &device, &status);
     if (!memory)
-        return status;
+        return status || !device->is_host ? status : td__host_memory_trim();
     pthread_mutex_lock(&memory->lock);
     status = td__wait_for_device("td_device_empty_cache", device);
     if (!atomic_load(&device->capture)) {

@@ -31,7 +31,8 @@ static void make_key(void)
 
 td_stream *td__stream_of(td_device *device)
 {
-    td_stream *stream = current && !device->is_host ? current[device->slot] : NULL;
+    bool has_slot = current && !device->is_host && !td__is_meta(device);
+    td_stream *stream = has_slot ? current[device->slot] : NULL;
     return stream ? stream : &device->stream;
 }
 
@@ -57,7 +58,7 @@ td_status td_set_stream(td_stream *stream)
     if (!stream)
         return td__fail_null("td_set_stream");
     td_device *device = stream->device;
-    if (device->is_host || stream == td__stream_of(device))
+    if (device->is_host || td__is_meta(device) || stream == td__stream_of(device))
         return TD_OK;
     if (!current) {
         current = calloc(TD__ACCELERATORS_MOST, sizeof *current);

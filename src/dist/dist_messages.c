@@ -109,6 +109,8 @@ static td_status check_op(const td_p2p_op *op, struct batched *batched)
     TD_TRY(check_message(op, &x));
     TD_TRY(td__check_message(x.group, &x.operation.call, x.peer));
     td_device *device = op->tensor->storage->device;
+    if (td__is_meta(device))
+        return td__fail_meta("batch_isend_irecv", device);
     x.operation.call.device = device->is_host ? NULL : device;
     if (x.operation.call.device && !td__part_prepare(x.group, &x.operation.call))
         return td__error_status();

@@ -110,6 +110,8 @@ static td_status find_device(struct td__tensor_call *x, const struct td__side *s
     for (int i = 0; i < side->count; i++) {
         const td_tensor *tensor = side->tensors[i];
         td_device *device = tensor->storage->device;
+        if (td__is_meta(device))
+            return td__fail_meta(x->name, device);
         if (!*first) {
             *first = tensor;
             *first_name = side->name;

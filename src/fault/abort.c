@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "fault/peer_query.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { NOTIFY_MS = 1000 };
@@ -62,10 +63,10 @@ static td_status explain_shrink(const td_group *group, int rank)
 {
     struct td__endpoint *endpoint = group->root->endpoint;
     int named = 0;
-    char lost[640] = "";
+    char lost[1280] = "";
     for (int i = 0; i < group->size && named < NAMED; i++)
         if (td__endpoint_presence(endpoint, group->ranks[i]) != TD__PRESENT) {
-            td__text_add(lost, sizeof lost, "%.120s %.80s; ",
+            td__text_add(lost, sizeof lost, "%.120s %.240s; ",
                          td__endpoint_describe(endpoint, group->ranks[i]),
                          td__endpoint_exit_reason(endpoint, group->ranks[i]));
             named++;
@@ -97,14 +98,53 @@ static td_status explain(const td_group *group, int rank, uint64_t why)
 
 /* ---- Aborting --------------------------------------------------------------------------------- */
 
-void td__abort_here(td_group *group, int rank, uint64_t why)
+/* With the last error. */
+static void abort_parts(td_group *group, td_status status)
 {
-    td__group_break(group, explain(group, rank, why));
+    td__group_break(group, status);
     atomic_store(&group->aborted, true);
     for (struct td__part *part = td__next_part(group, NULL); part;
          part = td__next_part(group, part))
         if (part->ops->abort)
             part->ops->abort(part->self);
+}
+
+void td__abort_here(td_group *group, int rank, uint64_t why)
+{
+    abort_parts(group, explain(group, rank, why));
+}
+
+/* TD_OK if neither this rank nor another member was excluded. */
+static td_status explain_exclusion(const td_group *group)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    char what[160];
+    snprintf(what, sizeof what, "group \"%.120s\"", group->name);
+    TD_TRY(td__endpoint_check_excluded(endpoint, what));
+    for (int i = 0; i < group->size; i++)
+        if (td__endpoint_is_excluded(endpoint, group->ranks[i]) &&
+            td__endpoint_presence(endpoint, group->ranks[i]) != TD__LEFT)
+            return td_fail(TD_ERR_PEER, "%s: %s %s", what,
+                           td__endpoint_describe(endpoint, group->ranks[i]),
+                           td__endpoint_exit_reason(endpoint, group->ranks[i]));
+    return TD_OK;
+}
+
+void td__abort_excluded(struct td__root *root)
+{
+    struct td__error error;
+    td_group *group;
+    td__error_save(&error);
+    pthread_mutex_lock(&root->lock);
+    LIST_FOREACH (group, &root->groups, link) {
+        td_status status = group->rank >= 0 && !atomic_load(&group->aborted)
+                               ? explain_exclusion(group)
+                               : TD_OK;
+        if (status)
+            abort_parts(group, status);
+    }
+    pthread_mutex_unlock(&root->lock);
+    td__error_restore(&error);
 }
 
 void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t why,

@@ -32,7 +32,7 @@ void td__group_break(td_group *group, td_status status)
     free(reason);
     for (struct td__part *part = td__next_part(group, NULL); part && first;
          part = td__next_part(group, part))
-        if (part->submits && part->ops->abort)
+        if (part->watched && part->ops->abort)
             part->ops->abort(part->self);
     td__error_restore(&error);
 }
@@ -65,6 +65,15 @@ static td_status find_lost(const td_group *group)
     return TD_OK;
 }
 
+/* The group's backend of host memory, or one of devices, which has made group->failure. */
+static bool is_watched(td_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    bool watched = group->failure || group->host.watched;
+    pthread_mutex_unlock(&group->lock);
+    return watched;
+}
+
 void td__break_lost_groups(struct td__root *root)
 {
     td_group *group;
@@ -74,10 +83,7 @@ void td__break_lost_groups(struct td__root *root)
     LIST_FOREACH (group, &root->groups, link) {
         if (group->rank < 0 || atomic_load(&group->broken))
             continue;
-        pthread_mutex_lock(&group->lock);
-        bool submits = group->failure != NULL;
-        pthread_mutex_unlock(&group->lock);
-        if (submits && find_lost(group))
+        if (is_watched(group) && find_lost(group))
             td__group_break(group, TD_ERR_PEER);
     }
     pthread_mutex_unlock(&root->lock);
@@ -125,7 +131,10 @@ void td__root_attach(struct td__root *root, struct td__attachment *attachment)
 
 void td__root_leave(struct td__root *root)
 {
-    for (struct td__attachment *at = root->attachments; at; at = at->next)
+    pthread_mutex_lock(&root->lock); /* the endpoint's thread may attach one, before the first */
+    struct td__attachment *at = root->attachments;
+    pthread_mutex_unlock(&root->lock);
+    for (; at; at = at->next)
         if (at->ops->leave)
             at->ops->leave(at, root);
 }

@@ -55,7 +55,9 @@ struct td__root {
     char *name;          /* in the keys of the store, and of the first group */
     bool named;          /* by the caller */
     bool world;          /* the process's, of td_init_process_group() */
-    bool grown;          /* td_group_grow() has made it */
+    bool grown;          /* td_group_grow() or td_group_admit() has made it … */
+    bool discarded; /* it has not come about: no rank needs what this one has */
+    bool admitted;       /* … the latter */
     char tag[12];        /* "@3f2a91", in the names of unnamed groups; "": the process's world */
     int64_t epoch; /* number of the exchange of addresses, under this name and in this store */
     char *backend; /* the first group's, NULL: not chosen, and its options */
@@ -108,6 +110,7 @@ struct td__part {
     const td_backend_ops *ops;
     void *self;
     bool submits; /* it has submit() */
+    bool watched; /* it is aborted when the group breaks, and that breaks when a member is lost */
     td_group *group;
     const char *name; /* of the backend */
     td_backend_context context;
@@ -241,6 +244,10 @@ void td__abort_own(td_group *group, uint64_t why, bool notify);
 /** Another rank (of the root) has aborted the group with this key: TD__TOPIC_ABORT, without an answer. */
 void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t why,
                        struct td__buffer *answer);
+
+/** Aborts the groups that have an excluded rank, with TD_ERR_PEER and its reason; if this rank was excluded, all of them
+ *  with TD_ERR_STATE. */
+void td__abort_excluded(struct td__root *root);
 
 /** Aborts a new group that another rank has aborted before this rank created it. */
 void td__abort_early(td_group *group);

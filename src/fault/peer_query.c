@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    QUERY_MS = 250,   /* for one answer */
+    QUERY_MS = 250,   /* for one answer, and more where few are queried */
     SURVEY_MS = 1000, /* for all */
     QUERIED = 32,     /* ranks at most */
     STALL_S = 30,
@@ -48,7 +48,7 @@ static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
     static td__topic_fn *const answers[TD__TOPICS] = {
         [TD__TOPIC_PROGRESS] = answer_progress,      [TD__TOPIC_ABORT] = td__abort_receive,
         [TD__TOPIC_SHRINK] = td__shrink_answer,      [TD__TOPIC_BARRIER] = td__barrier_answer,
-        [TD__TOPIC_CALLS] = td__call_history_answer,
+        [TD__TOPIC_CALLS] = td__call_history_answer, [TD__TOPIC_ADMIT] = td__admit_answer,
     };
     if (topic < TD__TOPICS && answers[topic])
         answers[topic](arg, rank, group, value, text);
@@ -144,7 +144,15 @@ static void describe_last(const struct td__flight_last *last, char *text, size_t
                  last->now[0] ? last->now : "no call");
 }
 
-static void query_one(struct survey *survey, int index, td__deadline end)
+/* An answer from a busy machine takes its time: a rank may use up what is not kept for the `further` ones. */
+static td__deadline query_limit(int further, td__deadline end)
+{
+    td__deadline own = td__deadline_in_ms(QUERY_MS);
+    td__deadline unkept = end - (int64_t)further * QUERY_MS * 1000000;
+    return td__deadline_earlier(end, own > unkept ? own : unkept);
+}
+
+static void query_one(struct survey *survey, int index, int further, td__deadline end)
 {
     struct td__endpoint *endpoint = survey->root->endpoint;
     int rank = survey->ranks[index];
@@ -157,8 +165,7 @@ static void query_one(struct survey *survey, int index, td__deadline end)
         note_late(survey, index, "is stopped, by SIGSTOP or a debugger");
     } else if (td__deadline_passed(end)) {
         survey->not_queried++;
-    } else if (!query_progress(survey->root, rank, survey->key,
-                               td__deadline_earlier(end, td__deadline_in_ms(QUERY_MS)), &last)) {
+    } else if (!query_progress(survey->root, rank, survey->key, query_limit(further, end), &last)) {
         exit_reason = td__endpoint_exit_reason(endpoint, rank);
         note_late(survey, index, exit_reason ? exit_reason : "does not answer");
     } else if (survey->sequence && last.started >= survey->sequence) {
@@ -172,14 +179,14 @@ static void query_one(struct survey *survey, int index, td__deadline end)
 static void take_survey(struct survey *survey, int peer)
 {
     td__deadline end = td__deadline_in_ms(SURVEY_MS);
-    int queried = 0;
+    int queried = 0, all = peer >= 0 ? 1 : survey->size - 1;
     for (int i = 0; i < survey->size; i++) {
         if (i == survey->rank && survey->sequence)
             note_joined(survey, i);
         if (i == survey->rank || (peer >= 0 && i != peer))
             continue;
         if (queried++ < QUERIED)
-            query_one(survey, i, end);
+            query_one(survey, i, all - queried, end);
         else
             survey->not_queried++;
     }
@@ -292,6 +299,11 @@ static void on_tick(void *arg)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
+static void on_exclusion(void *arg)
+{
+    td__abort_excluded(arg);
+}
+
 /* The first group has all ranks of the root, in order. */
 static bool has_left(void *arg, int rank)
 {
@@ -315,7 +327,8 @@ td_status td__peer_query_begin(struct td__root *root)
     if (root->size == 1)
         return TD_OK;
     td__detector_fns fns = {.has_left = knows_departures(root->first) ? has_left : NULL,
-                            .tick = on_tick};
+                            .tick = on_tick,
+                            .excluded = on_exclusion};
     return td__endpoint_start_detector(root->endpoint, &fns, root);
 }
 

@@ -11,6 +11,7 @@ enum {
     TD__TOPIC_SHRINK,       /* see recovery/shrink.c */
     TD__TOPIC_BARRIER,      /* see barrier_progress.c */
     TD__TOPIC_CALLS,        /* the calls of the rank on this group, see call_history.h */
+    TD__TOPIC_ADMIT,        /* see recovery/admit.c */
     TD__TOPICS,
 };
 
@@ -18,8 +19,8 @@ enum {
 typedef void td__topic_fn(struct td__root *root, int rank, uint64_t key, uint64_t value,
                           struct td__buffer *answer);
 
-/** The answers to the topics of other files: recovery/shrink.c, barrier_progress.c. */
-td__topic_fn td__shrink_answer, td__barrier_answer;
+/** The answers to the topics of other files: recovery/shrink.c and admit.c, barrier_progress.c. */
+td__topic_fn td__shrink_answer, td__admit_answer, td__barrier_answer;
 
 /** TANDEM_STALL_WARN in milliseconds; TD_ERR_INVALID if it is not a number of seconds. */
 td_status td__stall_limit(int64_t *limit_ms);

@@ -179,6 +179,7 @@ static td_status open_part(td_group *group, struct td__part *part,
             group->name, found->name, td_status_name(status));
     if (!status) {
         part->submits = found->ops->submit != NULL;
+        part->watched = part->submits || found->ops->breaks_with_members;
         part->ops = found->ops;
     }
     return status;
@@ -218,7 +219,7 @@ static td_status need_part(td_group *group, const struct td__backend_found *foun
     }
     part->next = atomic_load(&group->parts);
     atomic_store(&group->parts, part);
-    bool broken = part->submits && atomic_load(&group->broken);
+    bool broken = part->watched && atomic_load(&group->broken);
     if ((atomic_load(&group->aborted) || broken) && part->ops->abort) {
         td__group_state(group); /* the reason */
         part->ops->abort(part->self);

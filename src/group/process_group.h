@@ -55,6 +55,12 @@ static inline bool td__needs_padding(const struct td__part *part, const td_call 
 }
 td_status td__call_padded(const struct td__part *part, const td_call *call, td_collective_fn slot);
 
+/** Calls on memory of devices for a backend with `stage_devices`: a collective, which needs `slot`, a blocking message,
+ *  for which the backend has run_message(), and another one. The component staging, above this one, defines them. */
+td_status td__stage_collective(struct td__part *part, const td_call *call, td_collective_fn slot);
+td_status td__stage_message(const struct td__part *part, const td_call *call);
+td_status td__stage_post(const struct td__part *part, const td_call *call, td_work *work);
+
 /** Makes the worker run the queued calls now. */
 void td__group_hurry(td_work *work);
 

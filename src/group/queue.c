@@ -74,10 +74,13 @@ static td_status run_call(td_group *group, const td_call *call, uint64_t entry)
     entry = td__record_start(group, call, entry);
     td_status status = td__group_state(group);
     if (!status) {
-        const struct td__part *part = td__part_of(group, call);
+        struct td__part *part = td__part_of(group, call);
         td_collective_fn slot = td__backend_slot(part->ops, call->kind);
-        status = td__needs_padding(part, call) ? td__call_padded(part, call, slot)
-                                               : slot(part->self, call);
+        if (call->device && part->ops->stage_devices)
+            status = td__stage_collective(part, call, slot);
+        else
+            status = td__needs_padding(part, call) ? td__call_padded(part, call, slot)
+                                                   : slot(part->self, call);
         if (status)
             status = note_failure(part, call, status);
     }
@@ -399,7 +402,9 @@ td_status td__group_run(td_group *group, struct td__operation *operation, td_wor
 static td_status run_message(td_group *group, const struct td__part *part, const td_call *call)
 {
     uint64_t entry = td__record_message(group, call, false);
-    td_status status = part->ops->run_message(part->self, call);
+    bool staged = call->device && part->ops->stage_devices;
+    td_status status = staged ? td__stage_message(part, call)
+                              : part->ops->run_message(part->self, call);
     td__explain_delay(group, 0, call->peer, status);
     td__record_message_end(group, entry, status);
     return order_after(call, status);
@@ -424,8 +429,10 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
     if (!work)
         return td__error_status();
     uint64_t entry = work->entry = td__record_message(group, call, work_out != NULL);
-    td_status status = (part->submits ? part->ops->submit
-                                      : part->ops->post)(part->self, &work->operation.call, work);
+    td_status status = call->device && part->ops->stage_devices
+                           ? td__stage_post(part, &work->operation.call, work)
+                           : (part->submits ? part->ops->submit : part->ops->post)(
+                                 part->self, &work->operation.call, work);
     if (status) {
         td__record_message_end(group, entry, status);
         discard(work);

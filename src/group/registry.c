@@ -36,7 +36,7 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
         return td_fail(TD_ERR_INVALID, "td_register_backend: backend \"%s\" has no %s", name,
                        ops->create ? "destroy" : "create");
     if (ops)
-        TD_TRY(td__check_reserved("td_register_backend", ops->reserved));
+        TD_TRY(td__check_reserved_of("td_register_backend", ops->reserved, 3));
     struct td__backend *added = calloc(1, sizeof *added);
     if (!added)
         return td__fail_nomem("td_register_backend");

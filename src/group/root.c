@@ -179,6 +179,14 @@ static td_status exchange_cards(struct td__root *root)
     return status ? status : td__endpoint_connect_all(root->endpoint, root->cards);
 }
 
+td_status td__root_check_environment(void)
+{
+    TD_TRY(check_transport());
+    TD_TRY(td__reduce_methods_read());
+    TD_TRY(td__heartbeat_read());
+    return td__stall_limit(&(int64_t){0});
+}
+
 td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
                         bool world, td_group **group_out)
 {
@@ -186,10 +194,7 @@ td_status td__root_open(td_store *store, int rank, int size, const td_group_opti
     if (size < 1 || rank < 0 || rank >= size)
         return td_fail(TD_ERR_INVALID, "td_group_open: rank %d of %d: ranks are 0 to size-1", rank,
                        size);
-    TD_TRY(check_transport());
-    TD_TRY(td__reduce_methods_read());
-    TD_TRY(td__heartbeat_read());
-    TD_TRY(td__stall_limit(&(int64_t){0}));
+    TD_TRY(td__root_check_environment());
     TD_TRY(td__root_make(store, rank, size, options, &root));
     root->world = world;
     td_status status = exchange_cards(root);
@@ -236,16 +241,36 @@ static td_status verify_groups(struct td__root *root, struct td__error *error)
     return first;
 }
 
+static void end_groups(struct td__root *root, struct td__root *ended)
+{
+    td_group *group;
+    while ((group = last_added(root)))
+        td__group_end(group, ended);
+}
+
+void td__root_discard(td_group *first)
+{
+    struct td__root *root = first->root;
+    struct td__error error;
+    td__error_save(&error);
+    root->discarded = true;
+    end_groups(root, NULL);
+    td__root_leave(root);
+    td__peer_query_end(root);
+    root->first = NULL;
+    td__group_end(first, NULL);
+    td__root_free(root, TD_OK);
+    td__error_undo(&error);
+}
+
 td_status td__root_close(td_group *first, struct td__root *ended)
 {
     struct td__root *root = first->root;
-    td_group *group;
     struct td__error error;
     td__flight_set_phase(root->flight, TD__FLIGHT_LEAVING);
     td__group_drain(first); /* a call on it may make another group */
     td_status status = verify_groups(root, &error);
-    while ((group = last_added(root)))
-        td__group_end(group, ended);
+    end_groups(root, ended);
     td__root_leave(root);
     td__peer_query_end(root);
     root->first = NULL;

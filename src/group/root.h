@@ -22,6 +22,21 @@ void td__world_forget(const struct td__root *root);
 td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
                         bool world, td_group **first);
 
+/** td_group_join(); `world`: for td_init_process_group(). The component recovery, above this one, defines it. */
+td_status td__root_join(td_store *store, const td_group_options *options, bool world,
+                        td_group **group);
+
+/** The members of the world of `group` admit newcomers: from now on a process that is started again for one that has ended
+ *  asks to be admitted, too, and does not take that one's place by itself (td_group_grow()). Or they do not any more: those
+ *  that wait fail. By one of the members. */
+td_status td__root_welcome(const td_group *group, bool welcome);
+
+/** Whether they have said the one or the other, in the store of the job: then such a process calls td__root_join(). */
+td_status td__root_asks_newcomers(td_store *store, const char *name, bool *asks);
+
+/** Checks the variables that a world needs, before any other is asked to wait for it. */
+td_status td__root_check_environment(void);
+
 /** The world that `group` belongs to, NULL: the process's; NULL (and the last error set) as td__group_enter(), but
  *  this rank need not be in the group. */
 struct td__root *td__root_enter(td_group *group, const char *what);
@@ -48,6 +63,10 @@ extern struct td__root td__ended_world, td__ended_opened;
  *  the program has its handle and the process's world ends. TD_ERR_MISMATCH if the ranks of a group have made different
  *  calls; the root has ended then, too. */
 td_status td__root_close(td_group *first, struct td__root *ended);
+
+/** Ends a world that has not come about: without waiting for the others, which do not need it either. The last error stays
+ *  as it was. */
+void td__root_discard(td_group *first);
 
 /** How long a rank that leaves waits for other ranks to make the calls that it has made. */
 enum { TD__VERIFY_MS = 1000 };

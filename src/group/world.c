@@ -9,6 +9,7 @@
 #include "store/store_ops.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { LINGER_AFTER_FAILURE_MS = 2000 };
 
@@ -31,13 +32,20 @@ bool td_is_initialized(void)
     return td__world() != NULL;
 }
 
+/* TANDEM_JOIN=1: this process starts into a running job, and has no rank until it is admitted. */
+static bool wants_to_join(void)
+{
+    const char *join = td__env("TANDEM_JOIN");
+    return join && !strcmp(join, "1");
+}
+
 static td_status check_options(const td_init_options *options)
 {
     if (options->store && options->init_method)
         return td_fail(TD_ERR_INVALID,
                        "td_init_process_group: a store and an init method (%s) exclude each other",
                        options->init_method);
-    if (options->store && options->world_size < 1)
+    if (options->store && options->world_size < 1 && !wants_to_join())
         return td_fail(TD_ERR_INVALID,
                        "td_init_process_group: a store needs the world size and the rank with it; "
                        "the world size is %d",
@@ -68,6 +76,73 @@ static td_status rendezvous_and_open(const td_init_options *options, const td_gr
     return TD_OK;
 }
 
+/* In a later round of the job its rendezvous has a part of the store of its own (rendezvous.c). */
+static td_status take_part_of(int round, td_store **store)
+{
+    char prefix[32];
+    td_store *part;
+    snprintf(prefix, sizeof prefix, "%d.0", round);
+    TD_TRY(td_prefix_store_open(prefix, *store, &part));
+    td_store_close(*store); /* the part keeps it open */
+    *store = part;
+    return TD_OK;
+}
+
+static td_status open_store(const td_init_options *options, td_store **store)
+{
+    int round = 0;
+    TD_TRY(td_rendezvous_store(options->init_method, 0, store));
+    td_status status = td__env_number("TANDEM_ROUND", 0, &round, &(bool){0});
+    return status || !round ? status : take_part_of(round, store);
+}
+
+static void close_after_failure(td_store *store)
+{
+    struct td__error error;
+    td__error_save(&error);
+    td__tcp_store_set_linger(store, LINGER_AFTER_FAILURE_MS);
+    td_store_close(store);
+    td__error_restore(&error);
+}
+
+/* TANDEM_REJOIN=1: this process has been started for one that has ended. It takes that one's place by itself, or, where the
+ * members have said so (td__root_welcome()), asks to be admitted like any newcomer. */
+static bool is_newcomer(const td_init_options *options, const td_group_options *wanted)
+{
+    const char *rejoin = td__env("TANDEM_REJOIN");
+    td_store *store;
+    bool asks = false;
+    if (!rejoin || strcmp(rejoin, "1") != 0 || options->store)
+        return false;
+    struct td__error before;
+    td__error_save(&before);
+    if (!open_store(options, &store)) {
+        if (td__root_asks_newcomers(store, wanted->name, &asks))
+            asks = false;
+        td_store_close(store);
+    }
+    td__error_undo(&before);
+    return asks;
+}
+
+static td_status join_world(const td_init_options *options, const td_group_options *wanted,
+                            td_world *joined, td_group **group)
+{
+    if (options->store)
+        return td__root_join(options->store, wanted, true, group);
+    td_world found = {.local_rank = -1, .local_world_size = -1};
+    td__flight_expect(-1, 0);
+    TD_TRY(open_store(options, &found.store));
+    td_status status = td__root_join(found.store, wanted, true, group);
+    if (status) {
+        close_after_failure(found.store);
+        return status;
+    }
+    td__env_number("LOCAL_RANK", 0, &found.local_rank, &(bool){0});
+    *joined = found;
+    return TD_OK;
+}
+
 static td_status open_world(const td_init_options *options, td_world *joined, td_group **group)
 {
     td_group_options wanted = {
@@ -78,6 +153,11 @@ static td_status open_world(const td_init_options *options, td_world *joined, td
     };
     if (td__backends_check(options->backend))
         return td_fail(td__error_status(), "td_init_process_group: %s", td__error_text());
+    if (wants_to_join() || is_newcomer(options, &wanted)) {
+        td_status status = join_world(options, &wanted, joined, group);
+        td__flight_give_up(status, td__error_text());
+        return status;
+    }
     if (options->store)
         return td__root_open(options->store, options->rank, options->world_size, &wanted, true,
                              group);
@@ -121,6 +201,9 @@ void td__world_outgrow(struct td__root *root, td_group *grown)
         root->outgrown = outgrown;
         outgrown = root;
         atomic_store_explicit(&world, grown, memory_order_release);
+        if (grown->root->admitted)
+            rendezvous.local_world_size = 0; /* not what the launcher said any more */
+        td__identity_set(grown->rank, grown->size);
     }
     pthread_mutex_unlock(&lock);
 }

@@ -7,6 +7,7 @@
  * Each step is a wait in run_until(): the event loop runs, and each event (agent_events.c) is output of
  * the workers, or a reason to end. */
 #include "launch/agent.h"
+#include "launch/drain.h"
 
 #include "base/fail.h"
 
@@ -45,12 +46,14 @@ static bool workers_ended(struct td__agent *agent)
 {
     if (agent->reason && !agent->killed)
         return !td__attempt_lingers(agent);
-    return agent->abandoned || !td__attempt_running(agent);
+    return agent->abandoned ||
+           (!td__attempt_running(agent) && (agent->reason || !td__agent_awaits_restart(agent)));
 }
 
+/* The coordinator of the nodes has decided what follows. */
 static bool others_ended(struct td__agent *agent)
 {
-    return agent->all_gone || agent->reason > TD__REASON_FAILED;
+    return agent->ready || agent->all_gone || agent->reason > TD__REASON_FAILED;
 }
 
 static bool all_written(struct td__agent *agent)
@@ -62,40 +65,47 @@ static bool all_written(struct td__agent *agent)
 static void begin_round(struct td__agent *agent)
 {
     agent->reason = TD__REASON_NONE;
-    agent->all_gone = agent->between_attempts = agent->killed = agent->postmortem_reported = false;
+    agent->ready = agent->between_attempts = agent->killed = agent->postmortem_reported = false;
     uv_timer_stop(&agent->shutdown);
     uv_timer_stop(&agent->verdict);
+    uv_timer_stop(&agent->replacement);
     td__agent_wake(agent); /* there may be events of this attempt already */
 }
 
-static void run_attempt(struct td__agent *agent, int number)
+static void run_attempt(struct td__agent *agent)
 {
     int exec_error, code = 1;
     begin_round(agent);
-    if (td__attempt_start(agent, number, &exec_error)) {
+    if (td__attempt_start(agent, &exec_error)) {
         if (exec_error)
             td__worker_program_refused(agent->job->program->argv[0], exec_error, &code);
         give_up(agent, code);
     }
+    int number = agent->attempt.number;
     run_until(agent, workers_ended);
-    if (agent->options->keep_going)
+    if (td__others_go_on(agent->options))
         td__agent_close_kept_attempt(agent);
     td__attempt_finish(agent);
     td__node_gone(agent->node, number);
+    if (agent->draining && td__others_go_on(agent->options))
+        td__node_depart(agent->node);
     run_until(agent, others_ended);
 }
 
 static void run_attempts(struct td__agent *agent)
 {
     int max_restarts = agent->options->max_restarts;
-    for (int number = 0; agent->reason == TD__REASON_NONE || agent->reason == TD__REASON_FAILED;
-         number++) {
-        run_attempt(agent, number);
-        if (agent->reason != TD__REASON_FAILED || number == max_restarts ||
-            agent->options->keep_going)
+    for (;;) {
+        int restarts = agent->world.restarts;
+        run_attempt(agent);
+        if (!agent->ready || agent->reason > TD__REASON_FAILED)
             return;
-        td__console_say(&agent->console, "starting all workers again (restart %d of %d)",
-                        number + 1, max_restarts);
+        if (agent->world.restarts > restarts)
+            td__console_say(&agent->console, "starting all workers again (restart %d of %d)",
+                            agent->world.restarts, max_restarts);
+        else
+            td__console_say(&agent->console, "starting all workers again, on %d node%s",
+                            agent->world.nodes, agent->world.nodes == 1 ? "" : "s");
     }
 }
 
@@ -145,6 +155,8 @@ static int finish(struct td__agent *agent)
     if (!left_well || agent->hurry || agent->unread)
         _exit(code);
     td__console_close(&agent->console);
+    td__drain_close(agent);
+    td__orders_close(agent->orders, agent->orders_fd);
     uv_walk(&agent->loop, close_handle, NULL);
     uv_run(&agent->loop, UV_RUN_DEFAULT);
     uv_loop_close(&agent->loop);
@@ -163,12 +175,16 @@ int td__agent_run(const struct td__agent_start *start, const struct td__agent_jo
     agent->job = job;
     agent->options = job->options;
     agent->start = start;
+    agent->orders_fd = agent->drain_listener = agent->drain_client = -1;
     if (td__agent_open_loop(agent)) {
         fprintf(stderr, "tdrun: %s\n", td__error_text());
         free(agent);
         return 1;
     }
     td__console_open(&agent->console, td__agent_wake, agent);
+    if (agent->options->served_host)
+        snprintf(agent->console.name, sizeof agent->console.name, "tdrun on %s",
+                 agent->options->served_host);
     if (td__node_start(agent->options, agent->job->secret, td__agent_wake, agent, &agent->node)) {
         give_up(agent, 1);
         return finish(agent);

@@ -1,26 +1,30 @@
 /* The agent's state, shared by agent.c (the course of a job), agent_events.c (what can happen
- * meanwhile), attempt.c and environment.c (one start of all workers), agent_keep.c (what it makes of
- * failures with --keep-going) and agent_postmortem.c. */
+ * meanwhile), attempt.c and environment.c (one start of all workers), agent_outlive.c (what it makes
+ * of failures that the others outlive) and agent_postmortem.c. */
 #ifndef TD_LAUNCH_AGENT_H
 #define TD_LAUNCH_AGENT_H
 
+#include "launch/hosts.h"
 #include "launch/supervisor.h"
 #include "launch/worker.h"
 #include "os/flight.h"
+#include "os/orders.h"
 
-/* Why the workers are ended, the graver reasons last. Only after a failure there may be another
- * attempt. */
+/* Why the workers are ended, the graver reasons last. After the first two there may be
+ * another attempt. */
 enum td__reason {
     TD__REASON_NONE,
-    TD__REASON_FAILED, /* a worker did, here or on another node */
-    TD__REASON_OVER,   /* the job cannot go on: a launcher has ended, a worker cannot start, … */
-    TD__REASON_CLOSED, /* the reader of the output has closed it */
+    TD__REASON_CHANGED, /* nodes come or go; another attempt follows */
+    TD__REASON_FAILED,  /* a worker did, here or on another node */
+    TD__REASON_OVER,    /* the job cannot go on: a launcher has ended, a worker cannot start, … */
+    TD__REASON_CLOSED,  /* the reader of the output has closed it */
     TD__REASON_SIGNALLED, /* a signal to end */
 };
 
 /* All workers of this node, from one start to the end of the last of them. */
 struct td__attempt {
-    int number; /* from 0: how many starts there were before */
+    int number;   /* from 0: how many starts there were before … */
+    int restarts; /* … because a worker had failed */
     struct td__worker *workers;
     int count; /* of workers; 0 when there is no attempt */
     struct td__flight_book
@@ -33,22 +37,28 @@ struct td__agent {
     const struct td__agent_start *start;
 
     uv_loop_t loop;
-    uv_async_t wake; /* another thread has something: the node, or the console */
-    uv_poll_t signal_pipe;
-    uv_signal_t signals[NSIG]; /* as many as are handled, and SIGCHLD */
+    uv_async_t wake;                /* another thread has something: the node, or the console */
+    uv_poll_t signal_pipe, control; /* the latter where another host has started this launcher */
+    uv_signal_t signals[NSIG];      /* as many as are handled, and SIGCHLD */
     uv_timer_t shutdown, verdict;
+    uv_timer_t replacement; /* for the next worker that is to be started again */
 
     struct td__console console;
     bool console_failed[2]; /* was noticed */
     struct td__node *node;
-    bool ready, all_gone;  /* events of the node */
+    bool ready, all_gone;  /* events of the node: the next attempt may start; the job has ended */
     bool between_attempts; /* its events are about the next attempt, and wait for it */
+    struct td__node_world world; /* of that attempt */
+    char where[32];              /* " on node 1", "" for a job of one node */
 
     /* The same in all attempts: td__attempt_prepare(). */
-    const struct td__node_world *world;
-    char where[32];           /* " on node 1", "" for a job of one node */
-    struct td__logs logs;     /* where output is kept, where some is */
-    struct td__cpus *cpus;    /* one for each worker; NULL: they may run anywhere */
+    struct td__logs logs;      /* where output is kept, where some is */
+    struct td__cpus *cpus;     /* one for each worker; NULL: they may run anywhere */
+    struct td__orders *orders; /* what the workers may look at; NULL where there is none … */
+    int orders_fd;             /* … or -1 */
+    int drain_listener, drain_client; /* of tdrun drain; -1: none */
+    uv_poll_t drain_poll;
+    bool draining;            /* this node leaves the job */
     struct rlimit file_limit; /* of the workers; it is higher here */
     int null;                 /* a descriptor of /dev/null */
 
@@ -84,13 +94,16 @@ void td__agent_report_postmortem(struct td__agent *agent, const struct td__worke
 void td__agent_describe_place(struct td__agent *agent, const struct td__worker *worker, char *text,
                               size_t room);
 
-/** --keep-going: a worker has ended, and the others go on. */
+/** A worker has ended, and the others go on. */
 void td__agent_outlive(struct td__agent *agent, struct td__worker *worker);
 
-/** --keep-going: starts the workers again that are to be restarted. Not from the event loop. */
+/** Starts the workers again whose time has come. Not from the event loop. */
 void td__agent_restart_workers(struct td__agent *agent);
 
-/** --keep-going: all workers have ended. Reports on those that failed, and finds the exit code. */
+/** Whether a worker is to be started again, now or later. */
+bool td__agent_awaits_restart(const struct td__agent *agent);
+
+/** The others went on after failures, and all workers have ended now. Reports on those that failed, and finds the exit code. */
 void td__agent_close_kept_attempt(struct td__agent *agent);
 
 /** Notices what could not be written to the console. */
@@ -107,7 +120,10 @@ td_status td__attempt_prepare(struct td__agent *agent);
 
 /** Starts all workers. When one cannot be started, the others are running: end them. *exec_error as
  *  td__worker_start() has it. */
-td_status td__attempt_start(struct td__agent *agent, int number, int *exec_error);
+td_status td__attempt_start(struct td__agent *agent, int *exec_error);
+
+/** Starts the launcher of a host, which is worker->local_rank of the list (hosts_start.c). */
+td_status td__hosts_start(struct td__agent *agent, struct td__worker *worker, int *exec_error);
 
 /** Starts a worker that has ended again, alone and with its rank: a new number for the log files, an empty page
  *  in the book. Closes first what it had open, and runs the event loop for that, so it must not be called from

@@ -2,6 +2,7 @@
  * that cannot be written. Every reason to end goes through td__agent_begin_stop(): it keeps the graver
  * reason, signals the workers, and starts a timer after which they are killed. */
 #include "launch/agent.h"
+#include "launch/drain.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -9,6 +10,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -75,6 +77,10 @@ static void tell_others(struct td__agent *agent, int code, const char *why)
 static void on_signal(struct td__agent *agent, int signal, bool from_front)
 {
     char why[64];
+    if (td__signal_is_passed_on(signal, &agent->options->signals)) {
+        td__attempt_signal(agent, signal);
+        return;
+    }
     if (agent->finishing) {
         agent->hurry = true;
         agent->code = 128 + signal;
@@ -103,13 +109,10 @@ static void on_own_signal(uv_signal_t *handle, int signal)
         on_signal(handle->data, signal, false);
 }
 
-static void on_signal_pipe(uv_poll_t *poll, int status, int events)
+static void take_signal(struct td__agent *agent, int fd)
 {
-    (void)status;
-    (void)events;
-    struct td__agent *agent = poll->data;
     uint8_t signal;
-    ssize_t got = read(agent->start->signal_pipe, &signal, 1);
+    ssize_t got = read(fd, &signal, 1);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (got != 1)
@@ -120,6 +123,22 @@ static void on_signal_pipe(uv_poll_t *poll, int status, int events)
         on_signal(agent, signal, true);
 }
 
+static void on_signal_pipe(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    struct td__agent *agent = poll->data;
+    take_signal(agent, agent->start->signal_pipe);
+}
+
+/* The tdrun that has started this one says the same by standard input. */
+static void on_control(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    take_signal(poll->data, STDIN_FILENO);
+}
+
 /* ---- Workers --------------------------------------------------------------------------------- */
 
 /* `worker` was the first to fail in this attempt, on this node. */
@@ -127,6 +146,13 @@ static void on_failure(struct td__agent *agent, struct td__worker *worker)
 {
     char sentence[512];
     struct td__attempt *attempt = &agent->attempt;
+    if (worker->host) {
+        td__hosts_describe(worker, agent->options, sentence, sizeof sentence);
+        td__console_say(&agent->console, "%s", sentence);
+        td__agent_begin_stop(agent, TD__REASON_FAILED,
+                             worker->status ? td__exit_code(worker->status) : 1, SIGTERM);
+        return;
+    }
     td__describe_failure(worker, agent->where, sentence, sizeof sentence);
     td__node_failed(agent->node, attempt->number, td__exit_code(worker->status), sentence);
     td__report_failure(&agent->console, worker, sentence);
@@ -172,7 +198,7 @@ void td__agent_on_worker_end(struct td__worker *worker)
         return;
     td__stream_settle(&worker->streams[TD__OUT]);
     td__stream_settle(&worker->streams[TD__ERR]);
-    if (agent->options->keep_going)
+    if (td__others_go_on(agent->options))
         td__agent_outlive(agent, worker);
     else
         look_for_failure(agent);
@@ -181,22 +207,67 @@ void td__agent_on_worker_end(struct td__worker *worker)
 
 /* ---- Events of other threads ----------------------------------------------------------------- */
 
+/* What another node has reported: the tdrun that has started both says it once. */
+static void say_of_others(struct td__agent *agent, const struct td__node_event *event)
+{
+    struct td__buffer line = {0};
+    if (!agent->options->served_host || event->own) {
+        td__console_say(&agent->console, "%s", event->text);
+        return;
+    }
+    td__buffer_put(&line, "\1note ", 6);
+    td__buffer_put(&line, event->text, strlen(event->text));
+    td__buffer_put(&line, "\n", 1);
+    td__console_write(&agent->console, TD__ERR, NULL, line.data, line.size);
+    td__buffer_free(&line);
+}
+
+/* tdrun drain: this node is to leave. Where all workers start again, without those here, they are ended; otherwise they
+ * leave by themselves, when they see the order. */
+static void leave_job(struct td__agent *agent)
+{
+    if (agent->draining || agent->reason)
+        return;
+    agent->draining = true;
+    td__console_say(&agent->console, "this node leaves the job, as tdrun drain wants");
+    if (td__others_go_on(agent->options))
+        td__orders_leave(agent->orders);
+    else
+        td__node_depart(agent->node);
+}
+
 static void on_node_event(struct td__agent *agent, const struct td__node_event *event)
 {
     switch (event->kind) {
-    case TD__NODE_READY:
+    case TD__NODE_ROUND:
         agent->ready = agent->between_attempts = true;
+        agent->world = event->world;
+        break;
+    case TD__NODE_ANSWER:
+        td__drain_answer(agent, event->code, event->text);
+        break;
+    case TD__NODE_DRAIN:
+        leave_job(agent);
         break;
     case TD__NODE_ALL_GONE:
+        if (agent->reason == TD__REASON_CHANGED) /* this node has left */
+            agent->reason = TD__REASON_NONE;
         agent->all_gone = agent->between_attempts = true;
         break;
     case TD__NODE_LOST:
-        td__console_say(&agent->console, "%s; its workers are lost with it", event->text);
+        td__console_say(&agent->console, "%s%s", event->text,
+                        event->code ? "; its workers are lost with it" : "");
+        break;
+    case TD__NODE_CHANGED:
+        if (agent->reason < TD__REASON_CHANGED)
+            td__console_say(&agent->console, "%s; all workers are ended, to start again",
+                            event->text);
+        td__agent_begin_stop(agent, TD__REASON_CHANGED, 1, SIGTERM);
         break;
     case TD__NODE_FAILED:
     case TD__NODE_OVER:
         if (agent->reason < TD__REASON_OVER)
-            td__console_say(&agent->console, "%s", event->text);
+            say_of_others(agent, event);
         if (!agent->reason)
             td__agent_report_postmortem(agent, NULL, true);
         td__agent_begin_stop(agent,
@@ -270,8 +341,13 @@ td_status td__agent_open_loop(struct td__agent *agent)
         error = uv_poll_init(&agent->loop, &agent->signal_pipe, agent->start->signal_pipe);
     if (error)
         return td_fail(TD_ERR_SYSTEM, "cannot make an event loop: %s", td__errno_text(-error));
+    if (agent->options->served_host && !uv_poll_init(&agent->loop, &agent->control, STDIN_FILENO)) {
+        agent->control.data = agent;
+        uv_poll_start(&agent->control, UV_READABLE | UV_DISCONNECT, on_control);
+    }
     uv_timer_init(&agent->loop, &agent->shutdown);
     uv_timer_init(&agent->loop, &agent->verdict);
+    uv_timer_init(&agent->loop, &agent->replacement);
     agent->wake.data = agent->signal_pipe.data = agent;
     agent->shutdown.data = agent->verdict.data = agent;
     uv_poll_start(&agent->signal_pipe, UV_READABLE | UV_DISCONNECT, on_signal_pipe);

@@ -1,5 +1,5 @@
 /* The postmortem that tdrun prints, once an attempt: after the first failure, or when tdrun is signalled to
- * end, before it signals the workers. With --keep-going also at each failure, of the worker that failed. */
+ * end, before it signals the workers. Where the others go on (--on-failure) also at each failure, of the worker that failed. */
 #include "base/fail.h"
 #include "base/file_limit.h"
 #include "launch/agent.h"

@@ -1,5 +1,6 @@
 /* One start of all workers of this node; see agent.h. */
 #include "launch/agent.h"
+#include "launch/drain.h"
 
 #include "base/fail.h"
 
@@ -46,7 +47,7 @@ static td_status plan_logs(struct td__agent *agent)
         any = any || options->redirect[i] || options->tee[i];
     if (!any)
         return TD_OK;
-    int node = options->nnodes > 1 ? agent->world->node_rank : -1;
+    int node = options->nnodes > 1 ? agent->world.node_id : -1; /* it never changes */
     TD_TRY(td__logs_open(&agent->logs, options->log_dir, options->run_id, node));
     if (agent->logs.fresh[0])
         td__console_say(&agent->console, "the workers' output is kept in %s",
@@ -56,13 +57,14 @@ static td_status plan_logs(struct td__agent *agent)
 
 td_status td__attempt_prepare(struct td__agent *agent)
 {
-    agent->world = td__node_world(agent->node);
-    if (agent->options->nnodes > 1)
-        snprintf(agent->where, sizeof agent->where, " on node %d", agent->world->node_rank);
     agent->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (agent->null < 0)
         return td_fail(TD_ERR_SYSTEM, "cannot open /dev/null: %s", td__errno_text(errno));
     raise_file_limit(agent);
+    if (!agent->options->hosts.count) {
+        TD_TRY(td__orders_open(&agent->orders, &agent->orders_fd));
+        td__drain_listen(agent);
+    }
     TD_TRY(plan_cpus(agent));
     return plan_logs(agent);
 }
@@ -77,7 +79,7 @@ static enum td__stream_style style_of(const struct td__agent *agent, int local_r
     bool to_file_only = (options->redirect[local_rank] & bit) && !(options->tee[local_rank] & bit);
     if (!options->shown[local_rank] || to_file_only)
         return TD__STYLE_HIDDEN;
-    if (!agent->console.to[which]->terminal)
+    if (!agent->console.to[which]->terminal || options->hosts.count || options->served_host)
         return TD__STYLE_LINES;
     return options->nproc == 1 ? TD__STYLE_RAW : TD__STYLE_SCREEN;
 }
@@ -87,7 +89,12 @@ static void set_prefix(struct td__stream *stream, const struct td__agent *agent,
 {
     static const int colours[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
     int colour = colours[(size_t)worker->rank % (sizeof colours / sizeof *colours)];
-    if (stream->style == TD__STYLE_SCREEN && agent->console.colour)
+    if (worker->host)
+        stream->prefix[0] = '\0'; /* its lines have theirs */
+    else if (agent->options->served_host)
+        snprintf(stream->prefix, sizeof stream->prefix, "[%s:%d] ", agent->options->served_host,
+                 worker->rank);
+    else if (stream->style == TD__STYLE_SCREEN && agent->console.colour)
         snprintf(stream->prefix, sizeof stream->prefix, "\033[%dm[%d]\033[0m ", colour,
                  worker->rank);
     else if (stream->style == TD__STYLE_SCREEN)
@@ -95,6 +102,11 @@ static void set_prefix(struct td__stream *stream, const struct td__agent *agent,
     else if (stream->style == TD__STYLE_LINES && teed)
         snprintf(stream->prefix, sizeof stream->prefix, "[%.255s%d]:", agent->options->role,
                  worker->local_rank);
+}
+
+static void on_control(void *arg, const char *line, size_t size)
+{
+    td__hosts_take_control(arg, line, size);
 }
 
 static td_status prepare_streams(struct td__agent *agent, struct td__worker *worker)
@@ -105,6 +117,12 @@ static td_status prepare_streams(struct td__agent *agent, struct td__worker *wor
         struct td__stream *stream = &worker->streams[which];
         bool teed = agent->options->tee[worker->local_rank] & bits[which];
         set_prefix(stream, agent, worker, teed);
+        if (worker->host && which == TD__ERR) {
+            stream->on_control = on_control;
+            stream->control_arg = worker;
+            stream->muted =
+                true; /* what ssh says before tdrun does is for the sentence on a failure */
+        }
         if (teed || (agent->options->redirect[worker->local_rank] & bits[which]))
             TD_TRY(td__log_file_open(&stream->log, &agent->logs,
                                      agent->attempt.number + worker->restarts, worker->local_rank,
@@ -117,9 +135,11 @@ static struct td__worker make_worker(struct td__agent *agent, int local_rank, in
 {
     struct td__worker worker = {
         .local_rank = local_rank,
-        .rank = agent->world->rank + local_rank,
+        .rank = agent->world.rank + local_rank,
         .restarts = restarts,
         .exit_pipe = -1,
+        .control = -1,
+        .host = agent->options->hosts.count ? &agent->options->hosts.at[local_rank] : NULL,
         .pidfd = -1,
         .on_end = td__agent_on_worker_end,
         .data = agent,
@@ -140,6 +160,8 @@ static td_status start_worker(struct td__agent *agent, struct td__worker *worker
 {
     int local_rank = worker->local_rank;
     struct td__attempt *attempt = &agent->attempt;
+    if (worker->host)
+        return td__hosts_start(agent, worker, exec_error);
     char **envp = td__environment_make(agent, worker);
     if (!envp)
         return td__fail_nomem("worker");
@@ -148,8 +170,10 @@ static td_status start_worker(struct td__agent *agent, struct td__worker *worker
         .argv = td__worker_program_arguments(agent->job->program, local_rank),
         .envp = envp,
         /* A terminal's keys go to tdrun; of another input the first worker gets all. */
-        .standard = {local_rank == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : agent->null},
-        .keep = {-1, -1},
+        .standard = {local_rank == 0 && !isatty(STDIN_FILENO) && !agent->options->served_host
+                         ? STDIN_FILENO
+                         : agent->null},
+        .keep = {agent->orders_fd, -1},
         .mask = &agent->start->mask,
         .default_signals = &agent->start->ignored,
         .file_limit = agent->file_limit.rlim_max ? &agent->file_limit : NULL,
@@ -167,13 +191,15 @@ static td_status start_worker(struct td__agent *agent, struct td__worker *worker
 static void open_book(struct td__agent *agent)
 {
     const struct td__run_options *options = agent->options;
+    if (options->hosts.count)
+        return; /* each host has its own */
     struct td__flight_job job = {
         .pid = getppid(), /* the supervisor */
         .slots = options->nproc,
-        .nnodes = options->nnodes,
-        .node_rank = agent->world->node_rank,
-        .world_size = agent->world->size,
-        .attempt = agent->attempt.number,
+        .nnodes = agent->world.nodes,
+        .node_rank = agent->world.node_rank,
+        .world_size = agent->world.size,
+        .attempt = agent->attempt.restarts,
         .max_restarts = options->max_restarts,
         .run_id = options->run_id,
         .command = options->program,
@@ -197,12 +223,17 @@ void td__attempt_note_ends(struct td__agent *agent)
     }
 }
 
-td_status td__attempt_start(struct td__agent *agent, int number, int *exec_error)
+td_status td__attempt_start(struct td__agent *agent, int *exec_error)
 {
     struct td__attempt *attempt = &agent->attempt;
     int count = agent->options->nproc;
     *exec_error = 0;
-    *attempt = (struct td__attempt){.number = number};
+    *attempt = (struct td__attempt){.number = agent->world.round,
+                                    .restarts = agent->world.restarts};
+    if (agent->options->nnodes > 1)
+        snprintf(agent->where, sizeof agent->where, " on node %d", agent->world.node_rank);
+    if (agent->options->served_host)
+        snprintf(agent->where, sizeof agent->where, " on host %s", agent->options->served_host);
     attempt->workers = calloc((size_t)count, sizeof *attempt->workers);
     if (!attempt->workers)
         return td__fail_nomem("workers");
@@ -235,6 +266,7 @@ td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker
         return TD_OK;
     struct td__worker before = *worker;
     *worker = make_worker(agent, before.local_rank, before.restarts + 1);
+    worker->short_lives = before.short_lives;
     td_status status = prepare_streams(agent, worker);
     if (!status) {
         clear_page(&agent->attempt, worker->local_rank);
@@ -254,8 +286,10 @@ td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker
 
 void td__attempt_signal(struct td__agent *agent, int signal)
 {
+    bool to_end = signal != SIGTSTP && signal != SIGCONT &&
+                  !td__signal_is_passed_on(signal, &agent->options->signals);
     for (int i = 0; i < agent->attempt.count; i++)
-        td__worker_signal(&agent->attempt.workers[i], signal);
+        td__worker_signal(&agent->attempt.workers[i], signal, to_end);
 }
 
 static struct td__worker *find(struct td__attempt *attempt, pid_t pid)

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/number.h"
+#include "launch/drain.h"
 #include "launch/flags.h"
 #include "launch/jobs.h"
 #include "os/process.h"
@@ -320,6 +321,7 @@ static int run_postmortem(int argc, char **argv)
 td__command_fn td__command_find(const char *name)
 {
     return !strcmp(name, "status")       ? run_status
+           : !strcmp(name, "drain")      ? td__drain_run
            : !strcmp(name, "postmortem") ? run_postmortem
                                          : NULL;
 }

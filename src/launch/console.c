@@ -97,7 +97,8 @@ static bool wants_colour(void)
 
 void td__console_open(struct td__console *console, void (*notify)(void *), void *arg)
 {
-    *console = (struct td__console){.colour = wants_colour(), .notify = notify, .arg = arg};
+    *console = (struct td__console){
+        .colour = wants_colour(), .name = "tdrun", .notify = notify, .arg = arg};
     for (int i = 0; i < 2; i++) {
         struct td__outlet *outlet = &console->outlets[i];
         outlet->console = console;
@@ -132,8 +133,8 @@ bool td__console_owns_line(const struct td__console *console, int which, const v
 
 void td__console_say(struct td__console *console, const char *format, ...)
 {
-    char text[4096] = "tdrun: ";
-    size_t size = strlen(text);
+    char text[4096];
+    size_t size = (size_t)snprintf(text, sizeof text, "%s: ", console->name);
     va_list args;
     va_start(args, format);
     int length = vsnprintf(text + size, sizeof text - size, format, args);

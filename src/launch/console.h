@@ -38,6 +38,7 @@ struct td__console {
     struct td__outlet *to[2]; /* both are the same one where output and error are the same file, so
                                  that what is written first also appears first */
     bool colour;
+    char name[280];            /* what stands in front of messages: "tdrun" */
     bool output_lost;          /* something could not be written where the user wanted it */
     void (*notify)(void *arg); /* called by a thread when something was written, or could not be */
     void *arg;
@@ -53,7 +54,7 @@ void td__console_write(struct td__console *console, int which, const void *owner
 /** True when the unfinished line at the end is `owner`'s. */
 bool td__console_owns_line(const struct td__console *console, int which, const void *owner);
 
-/** Writes "tdrun: ", the text and a line end to standard error, on a line of its own. */
+/** Writes the console's name, ": ", the text and a line end to standard error, on a line of its own. */
 void td__console_say(struct td__console *console, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -11,7 +11,7 @@
 
 extern char **environ;
 
-enum { MAX_OWN = 24, OWN_ROOM = 2048 };
+enum { MAX_OWN = 32, OWN_ROOM = 2048 };
 
 /* The variables that are set here, "NAME=value", one after another in `text`. */
 struct own {
@@ -40,36 +40,44 @@ static void describe(struct own *own, const struct td__agent *agent,
                      const struct td__worker *worker)
 {
     const struct td__run_options *options = agent->options;
-    const struct td__node_world *world = agent->world;
+    const struct td__node_world *world = &agent->world;
+    const char *address = world->address[0] ? world->address : options->host;
     const struct td__attempt *attempt = &agent->attempt;
     int local_rank = worker->local_rank;
     char endpoint[512], flight[64];
-    td__endpoint_text(options->host, world->port, endpoint, sizeof endpoint);
+    td__endpoint_text(address, world->port, endpoint, sizeof endpoint);
     add(own, "RANK=%d", world->rank + local_rank);
     add(own, "LOCAL_RANK=%d", local_rank);
     add(own, "WORLD_SIZE=%d", world->size);
     add(own, "LOCAL_WORLD_SIZE=%d", options->nproc);
     add(own, "GROUP_RANK=%d", world->node_rank);
-    add(own, "GROUP_WORLD_SIZE=%d", options->nnodes);
+    add(own, "GROUP_WORLD_SIZE=%d", world->nodes);
     add(own, "ROLE_NAME=%.255s", options->role);
     add(own, "ROLE_RANK=%d", world->role_rank + local_rank);
     add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
-    add(own, "MASTER_ADDR=%s", options->host);
+    add(own, "MASTER_ADDR=%s", address);
     add(own, "MASTER_PORT=%d", world->port);
-    add(own, "TORCHELASTIC_RESTART_COUNT=%d", attempt->number + worker->restarts);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", attempt->restarts + worker->restarts);
+    add(own, "TANDEM_ROUND=%d", attempt->number);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
     add(own, "TANDEM_AGENT_STORE=%s", endpoint);
+    if (agent->orders)
+        add(own, TD__ORDERS_VARIABLE "=%d", agent->orders_fd);
     if (worker->restarts)
         add(own, "TANDEM_REJOIN=1");
+    if (world->late)
+        add(own, "TANDEM_JOIN=1");
     if (attempt->book.map) {
         td__flight_book_place(&attempt->book, getpid(), local_rank, flight, sizeof flight);
         add(own, TD__FLIGHT_VARIABLE "=%s", flight);
     }
     if (agent->job->secret->made)
         add(own, "TANDEM_SECRET=%s", agent->job->secret->text);
-    if (options->nproc > 1 && !getenv("OMP_NUM_THREADS"))
-        add(own, "OMP_NUM_THREADS=1"); /* a thread for each core in each worker slows all down */
+    /* A thread for each core in each worker slows all down. */
+    int threads = options->threads ? options->threads : options->nproc > 1;
+    if (threads && !getenv("OMP_NUM_THREADS"))
+        add(own, "OMP_NUM_THREADS=%d", threads);
 }
 
 static bool is_set_here(const struct own *own, const char *variable)

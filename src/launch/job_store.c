@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "os/address.h"
 #include "os/socket.h"
+#include "store/slurm.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@ td_status td__job_secret_find(const struct td__run_options *options, struct td__
 {
     struct td__secret given;
     secret->made = false;
+    secret->text[0] = '\0';
     TD_TRY(td__secret_load(NULL, &given));
     if (given.given)
         return TD_OK;
@@ -24,6 +26,10 @@ td_status td__job_secret_find(const struct td__run_options *options, struct td__
         return TD_OK;
     }
     if (td__host_is_loopback(options->host) || given.insecure)
+        return TD_OK;
+    TD_TRY(td__slurm_adopt_secret(secret->text));
+    secret->made = secret->text[0] != '\0';
+    if (secret->made)
         return TD_OK;
     return td_fail(TD_ERR_AUTH,
                    "nodes on several hosts need the job's secret: set TANDEM_SECRET (or "
@@ -41,11 +47,25 @@ static td_status open_at(const struct td__run_options *options, const struct td_
                       : join_ms > 0 ? join_ms
                                     : 1,
         .linger_ms = options->nnodes > 1 ? LINGER_MS : 0,
-        .secret = secret->made ? secret->text : NULL,
+        .secret = secret->made && options->nnodes == 1 ? secret->text
+                                                       : NULL, /* or it was adopted */
     };
     TD_TRY(td_tcp_store_open(options->host, port, &store_options, store));
     td_store_set_timeout(*store, HOST_MS);
     return TD_OK;
+}
+
+td_status td__job_store_replace(const struct td__run_options *options,
+                                const struct td__job_secret *secret, const char *address,
+                                td_store **store)
+{
+    td_tcp_store_options store_options = {
+        .host_server = true,
+        .timeout_ms = HOST_MS,
+        .linger_ms = LINGER_MS,
+        .secret = secret->made && options->nnodes == 1 ? secret->text : NULL,
+    };
+    return td_tcp_store_open(address[0] ? address : options->host, 0, &store_options, store);
 }
 
 /* Whether the endpoint of the store is an address of this host. --local-addr decides where that cannot be seen from
@@ -65,7 +85,7 @@ static bool owns_endpoint(const struct td__run_options *options)
 static td_status host_or_join(const struct td__run_options *options,
                               const struct td__job_secret *secret, int *node_rank, td_store **store)
 {
-    if (owns_endpoint(options)) {
+    if (options->is_host >= 0 ? options->is_host : owns_endpoint(options)) {
         td_status status = open_at(options, secret, options->port, true, store);
         if (status != TD_ERR_SYSTEM) {
             *node_rank = 0;

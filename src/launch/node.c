@@ -1,85 +1,79 @@
-/* Agreement among the launchers; see node.h.
+/* The launcher's thread that talks to the other launchers, and what the agent calls; see node.h.
  *
- * Keys in the store, all below "\1launch/", for the nodes r of the job and the attempts k (an attempt is
- * one start of all workers, the first or after a failure):
- *
- *     node/<r>        the introduction of node r; when all exist, the job can begin
- *     <k>/failures    what failed in attempt k, in the order of arrival: the first one counts
- *     <k>/done/<r>    node r has succeeded, or a worker has failed (then all of them are set)
- *     <k>/gone/<r>    node r has no worker left
- *     over            why the job cannot go on; each launcher's will sets it as well
- *
- * With --keep-going failures are not published, there is only attempt 0, and the will sets gone/<r> once
- * the job has begun: a launcher that dies takes its own workers with it, and no others. The job ends with
- * node 0, which has the store.
- *
- * The talker waits for all <r> of one kind after another: node, 0/done, 0/gone, 1/done, … The
- * watcher waits for `over` only. The agent's thread never waits: it sets and appends, which the
- * store sends off without an answer. An empty value says nothing but "wake up": it ends a thread's
- * wait when this launcher leaves. */
-#include "launch/node.h"
+ * The thread sleeps in poll(). The agent's thread never waits for it: what it has to say goes through a queue, and what
+ * happens comes back as events. */
+#include "launch/node_internal.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "base/thread.h"
-#include "launch/arrival.h"
-#include "store/store_ops.h"
+#include "os/auth_listener.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { CLOSE_MS = 3000 };
-
-struct event_entry {
-    struct event_entry *next;
-    struct td__node_event event;
-};
-
-struct td__node {
-    const struct td__run_options *options;
-    const struct td__job_secret *secret;
-    void (*notify)(void *arg);
-    void *arg;
-    td_store *store;
-    struct td__node_world world; /* the talker's, until TD__NODE_READY */
-    pthread_t talker, watcher;
-
-    pthread_mutex_t lock; /* protects all below; no other lock is taken under it */
-    pthread_cond_t thread_ended;
-    struct event_entry *events;
-    bool open;                    /* the store is */
-    bool has_watcher;             /* it was started … */
-    bool talking, watching;       /* … and the threads run */
-    bool closing;                 /* the talker should not begin another wait … */
-    char waits_for[TD__KEY_ROOM]; /* … and this is the one that it is in, "" for none */
+enum {
+    CLOSE_MS = 3000,
+    BEATS = 5, /* within the heartbeat's limit */
 };
 
 /* ---- Events ---------------------------------------------------------------------------------- */
 
-static void post(struct td__node *node, enum td__node_event_kind kind, int code, const char *text)
+static struct td__event_entry *new_event(enum td__node_event_kind kind)
 {
-    struct event_entry *entry = calloc(1, sizeof *entry);
+    struct td__event_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
         abort(); /* a lost event would be a hang; the supervisor cleans up */
     entry->event.kind = kind;
-    entry->event.code = code;
-    snprintf(entry->event.text, sizeof entry->event.text, "%s", text);
+    return entry;
+}
+
+static void post(struct td__node *node, struct td__event_entry *entry)
+{
     pthread_mutex_lock(&node->lock);
-    struct event_entry **end = &node->events;
-    while (*end)
-        end = &(*end)->next;
-    *end = entry;
+    STAILQ_INSERT_TAIL(&node->events, entry, entry);
     pthread_mutex_unlock(&node->lock);
     node->notify(node->arg);
+}
+
+void td__node_post(struct td__node *node, enum td__node_event_kind kind, bool own, int code,
+                   const char *text)
+{
+    struct td__event_entry *entry = new_event(kind);
+    entry->event.own = own;
+    entry->event.code = code;
+    snprintf(entry->event.text, sizeof entry->event.text, "%s", text);
+    post(node, entry);
+}
+
+void td__node_post_round(struct td__node *node, bool late)
+{
+    struct td__event_entry *entry = new_event(TD__NODE_ROUND);
+    td__roster_world(&node->roster, node->introduction.node.id, &entry->event.world);
+    entry->event.world.late = late;
+    post(node, entry);
+}
+
+void td__node_post_over(struct td__node *node, const char *text)
+{
+    if (node->over)
+        return;
+    node->over = true;
+    td__node_post(node, TD__NODE_OVER, true, 1, text);
 }
 
 bool td__node_next(struct td__node *node, struct td__node_event *event)
 {
     pthread_mutex_lock(&node->lock);
-    struct event_entry *entry = node->events;
+    struct td__event_entry *entry = STAILQ_FIRST(&node->events);
     if (entry)
-        node->events = entry->next;
+        STAILQ_REMOVE_HEAD(&node->events, entry);
     pthread_mutex_unlock(&node->lock);
     if (!entry)
         return false;
@@ -88,190 +82,337 @@ bool td__node_next(struct td__node *node, struct td__node_event *event)
     return true;
 }
 
-/* ---- Waiting for all nodes -------------------------------------------------------------------- */
+/* ---- Orders of the agent --------------------------------------------------------------------- */
 
-static const char *attempt_prefix(char prefix[TD__KEY_ROOM], int attempt, const char *kind)
+/* The agent's side: the thread passes the message on. */
+static void order(struct td__node *node, enum td__node_message kind, int round, int code,
+                  const char *text)
 {
-    snprintf(prefix, TD__KEY_ROOM, TD__KEY "%d/%s/", attempt, kind);
-    return prefix;
+    struct td__report report = {.round = round, .code = code};
+    struct td__buffer body = {0};
+    snprintf(report.text, sizeof report.text, "%s", text);
+    td__report_put(&body, &report);
+    pthread_mutex_lock(&node->lock);
+    struct td__buffer *queue = &node->orders.in;
+    td__buffer_put_u32(queue, (uint32_t)body.size + 1);
+    td__buffer_put_u8(queue, (uint8_t)kind);
+    td__buffer_put(queue, body.data, body.size);
+    pthread_mutex_unlock(&node->lock);
+    td__buffer_free(&body);
+    eventfd_write(node->wake, 1);
 }
 
-/* Enters or leaves a wait for `prefix`; false when this launcher is about to leave. */
-static bool note_wait(struct td__node *node, const char *prefix)
+void td__node_tell(struct td__node *node, enum td__node_message kind, const void *body, size_t size)
+{
+    if (node->lead)
+        td__lead_take(node, NULL, kind, (struct td__span){body, size});
+    else
+        td__node_link_send(&node->up, kind, body, size);
+}
+
+/* The node that the agent wants to leave: report->text is its name. False, with an answer, where it cannot. */
+static bool find_to_drain(struct td__node *node, struct td__report *report)
+{
+    const struct td__run_options *options = node->options;
+    const struct td__roster *roster = &node->roster;
+    const struct td__roster_node *found = NULL;
+    char text[512];
+    int rank;
+    bool number = td__parse_int(report->text, 0, TD__MAX_NODES, &rank), possible = false;
+    for (int i = 0; i < roster->count && !found; i++)
+        if (number ? roster->at[i].node_rank == rank
+                   : !strcmp(roster->at[i].host, report->text) ||
+                         !strcmp(roster->at[i].address, report->text))
+            found = &roster->at[i];
+    if (!found) {
+        snprintf(text, sizeof text, "no node of it is %s%.200s", number ? "number " : "on host ",
+                 report->text);
+    } else if (roster->count == 1) {
+        snprintf(text, sizeof text, "it has only this node; end it with a signal");
+    } else if (!td__others_go_on(options) && roster->count <= options->min_nodes) {
+        snprintf(text, sizeof text,
+                 "it needs all of its %d nodes: --nnodes is %d:%d, with --on-failure restart-all",
+                 roster->count, options->min_nodes, options->nnodes);
+    } else {
+        possible = true;
+        snprintf(text, sizeof text, "node %d (on %s) is asked to leave", found->node_rank,
+                 found->host);
+    }
+    td__node_post(node, TD__NODE_ANSWER, true, !possible, text);
+    report->node = possible ? found->id : -1;
+    return possible;
+}
+
+/* What a new coordinator has to hear once more is kept. */
+static void pass_on(struct td__node *node, enum td__node_message kind, struct td__report *report)
+{
+    struct td__buffer body = {0};
+    if (kind != TD__MESSAGE_DRAIN)
+        report->node = node->introduction.node.id;
+    else if (!find_to_drain(node, report))
+        return;
+    if (kind == TD__MESSAGE_GONE)
+        node->introduction.round_gone = report->round;
+    if (kind == TD__MESSAGE_LEAVE)
+        node->leaves = true;
+    td__report_put(&body, report);
+    td__node_tell(node, kind, body.data, body.size);
+    td__buffer_free(&body);
+}
+
+static void take_orders(struct td__node *node)
+{
+    eventfd_t count;
+    enum td__node_message kind;
+    struct td__span body;
+    struct td__report report;
+    eventfd_read(node->wake, &count);
+    for (;;) {
+        pthread_mutex_lock(&node->lock);
+        bool any = td__node_link_next(&node->orders, &kind, &body) &&
+                   td__report_read(body, &report);
+        pthread_mutex_unlock(&node->lock);
+        if (!any)
+            return;
+        pass_on(node, kind, &report);
+    }
+}
+
+/* ---- Connections ----------------------------------------------------------------------------- */
+
+static void free_peer(struct td__node *node, struct td__node_peer *peer)
+{
+    TAILQ_REMOVE(&node->peers, peer, entry);
+    td__node_link_close(&peer->link);
+    td__buffer_free(&peer->joining);
+    free(peer);
+}
+
+/* What another launcher has sent. Where this one is not the coordinator, a JOIN waits until it is. */
+static void hear_peer(struct td__node *node, struct td__node_peer *peer)
+{
+    enum td__node_message kind;
+    struct td__span body;
+    td__node_link_receive(&peer->link);
+    while (td__node_link_next(&peer->link, &kind, &body)) {
+        if (node->lead && !peer->dropped)
+            td__lead_take(node, peer, kind, body);
+        else if (kind == TD__MESSAGE_JOIN && !peer->joining.size)
+            td__buffer_put(&peer->joining, body.data, body.size);
+    }
+}
+
+static void admit_waiting(struct td__node *node)
+{
+    struct td__node_peer *peer;
+    TAILQ_FOREACH (peer, &node->peers, entry) {
+        struct td__buffer joining = peer->joining;
+        if (!node->lead || !joining.size || peer->dropped)
+            continue;
+        peer->joining = (struct td__buffer){0};
+        td__lead_take(node, peer, TD__MESSAGE_JOIN,
+                      (struct td__span){(const char *)joining.data, joining.size});
+        td__buffer_free(&joining);
+    }
+}
+
+static void hear_peers(struct td__node *node)
+{
+    struct td__node_peer *peer, *next;
+    int64_t now = td__now_ns();
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        hear_peer(node, peer);
+    admit_waiting(node);
+    TAILQ_FOREACH (peer, &node->peers, entry) {
+        bool silent = now - peer->link.heard_ns >= td__node_silence_ns();
+        if (node->lead && peer->id >= 0 && (peer->link.fd < 0 || silent))
+            td__lead_lose(node, peer, peer->link.fd >= 0);
+    }
+    for (peer = TAILQ_FIRST(&node->peers); peer; peer = next) {
+        next = TAILQ_NEXT(peer, entry);
+        bool waited = peer->dropped && now - peer->dropped_ns > CLOSE_MS * INT64_C(1000000);
+        if (peer->link.fd < 0 || waited)
+            free_peer(node, peer);
+    }
+}
+
+static void hear_coordinator(struct td__node *node)
+{
+    enum td__node_message kind;
+    struct td__span body;
+    if (node->lead || node->over)
+        return;
+    td__node_link_receive(&node->up);
+    while (!node->over && td__node_link_next(&node->up, &kind, &body))
+        td__member_take(node, kind, body);
+    if (node->over)
+        return;
+    bool silent = node->up_limit_ns ? td__deadline_passed(node->up_limit_ns)
+                                    : td__now_ns() - node->up.heard_ns >= td__node_silence_ns();
+    if (node->up.fd < 0 && node->up_limit_ns)
+        td__member_take_over(node); /* the next one, then */
+    else if (node->up.fd >= 0 && silent && node->up_limit_ns)
+        td__node_post_over(node, "this node has lost the coordinator of the job, and the others "
+                                 "have not: its connection to that one is cut");
+    else if (node->up.fd < 0 || silent)
+        td__member_lose_coordinator(node, node->up.fd >= 0);
+}
+
+/* Sends beats that are due; returns when the next one is. */
+static int64_t beat(struct td__node *node)
+{
+    struct td__node_peer *peer;
+    int64_t now = td__now_ns(), every = td__node_silence_ns() / BEATS, next = now + every;
+    if (node->up.fd >= 0 && now - node->up.sent_ns >= every)
+        td__node_link_send(&node->up, TD__MESSAGE_BEAT, NULL, 0);
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        if (node->lead && peer->id >= 0 && now - peer->link.sent_ns >= every)
+            td__node_link_send(&peer->link, TD__MESSAGE_BEAT, NULL, 0);
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        if (peer->id >= 0)
+            next = td__deadline_earlier(next, peer->link.sent_ns + every);
+    return node->up.fd >= 0 ? td__deadline_earlier(next, node->up.sent_ns + every) : next;
+}
+
+/* ---- The thread ------------------------------------------------------------------------------ */
+
+static struct pollfd *list_descriptors(struct td__node *node, nfds_t *count)
+{
+    struct td__node_peer *peer;
+    nfds_t room = 3;
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        room++;
+    struct pollfd *fds = calloc(room, sizeof *fds);
+    if (!fds)
+        abort();
+    *count = 0;
+    fds[(*count)++] = (struct pollfd){.fd = node->wake, .events = POLLIN};
+    if (node->listener)
+        fds[(*count)++] = (struct pollfd){.fd = td__auth_listener_fd(node->listener),
+                                          .events = POLLIN};
+    if (node->up.fd >= 0)
+        fds[(*count)++] = (struct pollfd){
+            .fd = node->up.fd, .events = (short)(POLLIN | (node->up.out.size ? POLLOUT : 0))};
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        if (peer->link.fd >= 0)
+            fds[(*count)++] = (struct pollfd){
+                .fd = peer->link.fd,
+                .events = (short)(POLLIN | (peer->link.out.size ? POLLOUT : 0))};
+    return fds;
+}
+
+static void flush_all(struct td__node *node)
+{
+    struct td__node_peer *peer;
+    td__node_link_flush(&node->up);
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        td__node_link_flush(&peer->link);
+}
+
+static bool has_members(const struct td__node *node)
+{
+    const struct td__node_peer *peer;
+    TAILQ_FOREACH (peer, &node->peers, entry)
+        if (peer->id >= 0 || peer->link.out.size)
+            return true;
+    return node->up.out.size > 0;
+}
+
+/* The agent wants to leave: whether the others have what they need from here. */
+static bool may_end(struct td__node *node, int64_t *until)
 {
     pthread_mutex_lock(&node->lock);
-    bool go_on = !node->closing;
-    snprintf(node->waits_for, sizeof node->waits_for, "%s", go_on ? prefix : "");
+    bool closing = node->closing;
     pthread_mutex_unlock(&node->lock);
-    return go_on;
+    if (!closing)
+        return false;
+    if (!*until)
+        *until = td__deadline_in_ms(CLOSE_MS / 2);
+    return node->leaves || !has_members(node) || td__deadline_passed(*until);
 }
 
-/* The talker waits until all nodes have set their key: *values receives theirs, or stays NULL when
- * it was woken up because this launcher leaves. */
-static td_status await_all(struct td__node *node, const char *prefix, int64_t timeout_ms,
-                           td_bytes **values)
+static void turn(struct td__node *node, int64_t due, int listener_ms)
 {
-    *values = NULL;
-    if (!note_wait(node, prefix))
-        return TD_OK;
-    td_status status = td__gather_wait(node->store, prefix, node->options->nnodes, timeout_ms,
-                                       values);
-    note_wait(node, "");
-    return status;
+    nfds_t count;
+    struct pollfd *fds = list_descriptors(node, &count);
+    int wait_ms = td__deadline_poll_ms(due);
+    if (listener_ms >= 0 && listener_ms < wait_ms)
+        wait_ms = listener_ms;
+    poll(fds, count, wait_ms);
+    free(fds);
 }
 
-/* ---- Joining --------------------------------------------------------------------------------- */
-
-static void *watch(void *arg);
-
-static td_status begin_watching(struct td__node *node)
+static void serve(struct td__node *node)
 {
+    int64_t until = 0, due = 0;
+    int listener_ms = 0;
+    for (;;) {
+        turn(node, due, listener_ms);
+        take_orders(node);
+        if (node->listener)
+            listener_ms = td__auth_listener_turn(node->listener);
+        else
+            listener_ms = -1;
+        flush_all(node);
+        hear_coordinator(node);
+        if (node->over && !node->lead)
+            td__node_link_close(&node->up);
+        hear_peers(node);
+        due = beat(node);
+        if (node->lead)
+            due = td__deadline_earlier(due, td__lead_tick(node));
+        if (may_end(node, &until))
+            return;
+        if (until)
+            due = td__deadline_earlier(due, until);
+    }
+}
+
+static void *run(void *arg)
+{
+    struct td__node *node = arg;
+    td_status status = td__node_join(node);
+    pthread_setname_np(pthread_self(), "td-member"); /* for those who look at the process */
     pthread_mutex_lock(&node->lock);
-    int error = td__thread_start(&node->watcher, "td-watch", watch, node);
-    node->has_watcher = node->watching = !error;
+    node->joined = true;
     pthread_mutex_unlock(&node->lock);
-    return error ? td_fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error))
-                 : TD_OK;
-}
-
-/* Joins the other nodes. TD_OK with *begun false: the job is over, and the watcher says why. */
-static td_status join_job(struct td__node *node, bool *begun)
-{
-    int64_t join_ms = (int64_t)(node->options->join_timeout_s * 1000);
-    bool tell_all = false;
-    td_bytes *values;
-    td_status status = td__arrival_claim(node->store, node->options, &node->world.node_rank,
-                                         &tell_all);
-    if (tell_all)
-        td__node_end_job(node, 1, td__error_text());
     if (status)
-        return status;
-    TD_TRY(td__arrival_introduce(node->store, node->options, node->world.node_rank));
-    TD_TRY(begin_watching(node));
-    status = await_all(node, TD__KEY_NODE, join_ms > 0 ? join_ms : 1, &values);
-    if (status == TD_ERR_TIMEOUT)
-        status = td__arrival_missing(node->store, node->options);
-    if (!status && values)
-        status = td__arrival_survey(values, node->options, &node->world);
-    *begun = values != NULL;
-    td__gather_free(values, node->options->nnodes);
-    if (!status && *begun && node->options->keep_going)
-        status = td__arrival_change_will(node->store, node->options, node->world.node_rank);
-    if (status == TD_ERR_TIMEOUT || status == TD_ERR_MISMATCH)
-        td__node_end_job(node, 1, td__error_text());
-    return status;
-}
-
-static td_status arrive(struct td__node *node, bool *begun)
-{
-    TD_TRY(td__job_store_open(node->options, node->secret, &node->world.node_rank, &node->store));
-    node->world.port = td_tcp_store_port(node->store);
+        td__node_post_over(node, td__error_text());
+    else
+        serve(node);
     pthread_mutex_lock(&node->lock);
-    node->open = true;
-    pthread_mutex_unlock(&node->lock);
-    if (node->options->nnodes > 1)
-        return join_job(node, begun);
-    node->world.size = node->world.role_size = node->options->nproc;
-    *begun = true;
-    return TD_OK;
-}
-
-/* ---- The threads ------------------------------------------------------------------------------ */
-
-/* Looks for the first failure of the attempt, and posts it when it was on another node. */
-static td_status find_failure(struct td__node *node, int attempt, bool *failed)
-{
-    char key[TD__KEY_ROOM];
-    const char *keys[] = {key};
-    td_bytes value;
-    struct td__notice notice;
-    snprintf(key, sizeof key, TD__KEY "%d/failures", attempt);
-    TD_TRY(td_store_check(node->store, keys, 1, failed));
-    if (!*failed)
-        return TD_OK;
-    TD_TRY(td_store_get(node->store, key, 0, &value));
-    if (td__notice_read(&value, &notice) && notice.node != node->world.node_rank)
-        post(node, TD__NODE_FAILED, notice.code, notice.text);
-    td_bytes_free(&value);
-    return TD_OK;
-}
-
-/* Waits until all nodes have set their key of this kind; false when the job ends first. Posts which launchers
- * have died: with --keep-going their will has set it. */
-static bool await_kind(struct td__node *node, int attempt, const char *kind)
-{
-    char prefix[TD__KEY_ROOM];
-    td_bytes *values;
-    struct td__notice notice;
-    if (await_all(node, attempt_prefix(prefix, attempt, kind), INT64_MAX, &values) || !values)
-        return false;
-    for (int r = 0; r < node->options->nnodes; r++)
-        if (values[r].size > 1 && td__notice_read(&values[r], &notice))
-            post(node, TD__NODE_LOST, notice.code, notice.text);
-    td__gather_free(values, node->options->nnodes);
-    return true;
-}
-
-/* Follows one attempt; false when it was the last. The watcher reports a connection that is lost. */
-static bool follow_attempt(struct td__node *node, int attempt)
-{
-    bool failed = false;
-    if (!node->options->keep_going &&
-        (!await_kind(node, attempt, "done") || find_failure(node, attempt, &failed)))
-        return false;
-    if (!await_kind(node, attempt, "gone"))
-        return false;
-    post(node, TD__NODE_ALL_GONE, 0, "");
-    return failed && attempt < node->options->max_restarts;
-}
-
-static void end_thread(struct td__node *node, bool *running)
-{
-    pthread_mutex_lock(&node->lock);
-    *running = false;
+    node->running = false;
     pthread_cond_signal(&node->thread_ended);
     pthread_mutex_unlock(&node->lock);
-}
-
-static void *talk(void *arg)
-{
-    struct td__node *node = arg;
-    bool begun = false;
-    td_status status = arrive(node, &begun);
-    if (status)
-        post(node, TD__NODE_OVER, 1, td__error_text());
-    else if (begun)
-        post(node, TD__NODE_READY, 0, "");
-    bool others = !status && begun && node->options->nnodes > 1;
-    for (int attempt = 0; others; attempt++)
-        others = follow_attempt(node, attempt);
-    end_thread(node, &node->talking);
-    return NULL;
-}
-
-static void *watch(void *arg)
-{
-    struct td__node *node = arg;
-    td_bytes value = {0};
-    struct td__notice notice;
-    td_status status = td_store_get(node->store, TD__KEY_OVER, INT64_MAX, &value);
-    if (status == TD_ERR_SYSTEM) {
-        post(node, TD__NODE_OVER, 1, td__error_text());
-    } else if (status) {
-        char text[512];
-        snprintf(text, sizeof text,
-                 "the launcher of node 0 (at %s, port %d) has ended, or cannot be reached any more",
-                 node->options->host, node->world.port);
-        post(node, TD__NODE_OVER, 1, text);
-    } else if (value.size && td__notice_read(&value, &notice)) {
-        post(node, TD__NODE_OVER, notice.code, notice.text);
-    }
-    td_bytes_free(&value);
-    end_thread(node, &node->watching);
     return NULL;
 }
 
 /* ---- The agent's side -------------------------------------------------------------------------- */
+
+static void free_node(struct td__node *node)
+{
+    struct td__node_event event;
+    while (!TAILQ_EMPTY(&node->peers))
+        free_peer(node, TAILQ_FIRST(&node->peers));
+    td__node_link_close(&node->up);
+    td__node_link_close(&node->orders);
+    if (node->listener)
+        td__auth_listener_close(node->listener);
+    while (!TAILQ_EMPTY(&node->peers)) /* closing the listener admits what was about to be */
+        free_peer(node, TAILQ_FIRST(&node->peers));
+    if (node->store)
+        td_store_close(node->store);
+    td__lead_free(node);
+    td__roster_free(&node->roster);
+    free(node->lost);
+    while (td__node_next(node, &event))
+        ;
+    if (node->wake >= 0)
+        close(node->wake);
+    pthread_cond_destroy(&node->thread_ended);
+    pthread_mutex_destroy(&node->lock);
+    free(node);
+}
 
 td_status td__node_start(const struct td__run_options *options, const struct td__job_secret *secret,
                          void (*notify)(void *), void *arg, struct td__node **node_out)
@@ -279,119 +420,66 @@ td_status td__node_start(const struct td__run_options *options, const struct td_
     struct td__node *node = calloc(1, sizeof *node);
     if (!node)
         return td__fail_nomem("launcher");
-    *node = (struct td__node){
-        .options = options, .secret = secret, .notify = notify, .arg = arg, .talking = true};
+    node->options = options;
+    node->given_secret = secret;
+    node->notify = notify;
+    node->arg = arg;
+    node->running = true;
+    node->up.fd = node->orders.fd = -1;
+    TAILQ_INIT(&node->peers);
+    STAILQ_INIT(&node->events);
     pthread_mutex_init(&node->lock, NULL);
     td__cond_init(&node->thread_ended);
-    int error = td__thread_start(&node->talker, "td-talk", talk, node);
+    node->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int error = node->wake < 0 ? errno : td__thread_start(&node->thread, "td-node", run, node);
     if (error) {
-        pthread_cond_destroy(&node->thread_ended);
-        pthread_mutex_destroy(&node->lock);
-        free(node);
+        free_node(node);
         return td_fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error));
     }
     *node_out = node;
     return TD_OK;
 }
 
-const struct td__node_world *td__node_world(const struct td__node *node)
+void td__node_failed(struct td__node *node, int round, int code, const char *text)
 {
-    return &node->world;
+    order(node, TD__MESSAGE_FAILED, round, code, text);
 }
 
-void td__node_failed(struct td__node *node, int attempt, int code, const char *text)
+void td__node_gone(struct td__node *node, int round)
 {
-    char key[TD__KEY_ROOM];
-    struct td__buffer notice = {0};
-    if (node->options->nnodes == 1)
-        return;
-    td__notice_put(&notice, node->world.node_rank, code, text);
-    snprintf(key, sizeof key, TD__KEY "%d/failures", attempt);
-    td_store_append(node->store, key, notice.data, notice.size);
-    td__buffer_free(&notice);
-    td__gather_set(node->store, attempt_prefix(key, attempt, "done"), node->options->nnodes, "1");
+    order(node, TD__MESSAGE_GONE, round, 0, "");
 }
 
-void td__node_gone(struct td__node *node, int attempt)
+void td__node_depart(struct td__node *node)
 {
-    char turn[TD__KEY_ROOM], gone[TD__KEY_ROOM];
-    if (node->options->nnodes == 1) {
-        post(node, TD__NODE_ALL_GONE, 0, "");
-        return;
-    }
-    snprintf(turn, sizeof turn, TD__KEY "%d/done/%d", attempt, node->world.node_rank);
-    snprintf(gone, sizeof gone, TD__KEY "%d/gone/%d", attempt, node->world.node_rank);
-    td_store_multi_set(node->store, (const char *const[]){turn, gone},
-                       (td_bytes[]){{"1", 1}, {"1", 1}}, 2);
+    order(node, TD__MESSAGE_LEAVE, 0, 0, "");
+}
+
+void td__node_drain(struct td__node *node, const char *name)
+{
+    order(node, TD__MESSAGE_DRAIN, 0, 0, name);
 }
 
 void td__node_end_job(struct td__node *node, int code, const char *text)
 {
-    struct td__buffer notice = {0};
-    pthread_mutex_lock(&node->lock);
-    bool open = node->open;
-    pthread_mutex_unlock(&node->lock);
-    if (!open || node->options->nnodes == 1)
-        return;
-    td__notice_put(&notice, -1, code, text); /* the node does not matter any more */
-    /* The will says the same from now on, so that leaving in a hurry does not look like a death. */
-    td__tcp_store_set_will(node->store, TD__KEY_OVER, notice.data, notice.size);
-    td_store_set(node->store, TD__KEY_OVER, notice.data, notice.size);
-    td__buffer_free(&notice);
-}
-
-/* Only where the key does not exist yet: the first reason must reach launchers that join later, too. */
-static void wake_watcher(struct td__node *node)
-{
-    td_bytes value;
-    if (!td_store_compare_set(node->store, TD__KEY_OVER, "", 0, "", 0, &value))
-        td_bytes_free(&value);
-}
-
-/* Ends the threads; false when one of them still waits for the network. */
-static bool end_threads(struct td__node *node)
-{
-    char waits_for[TD__KEY_ROOM];
-    pthread_mutex_lock(&node->lock);
-    node->closing = true;
-    bool open = node->open, watching = node->watching;
-    snprintf(waits_for, sizeof waits_for, "%s", node->waits_for);
-    pthread_mutex_unlock(&node->lock);
-    if (open)
-        td_store_set_timeout(node->store, CLOSE_MS);
-    if (watching)
-        wake_watcher(node);
-    if (*waits_for)
-        td__gather_set(node->store, waits_for, node->options->nnodes, "");
-
-    td__deadline deadline = td__deadline_in_ms(open ? CLOSE_MS : 0);
-    pthread_mutex_lock(&node->lock);
-    while ((node->talking || node->watching) &&
-           td__cond_wait(&node->thread_ended, &node->lock, deadline))
-        ;
-    bool ended = !node->talking && !node->watching;
-    if (!ended) { /* they end with the process */
-        pthread_detach(node->talker);
-        if (node->has_watcher)
-            pthread_detach(node->watcher);
-    }
-    pthread_mutex_unlock(&node->lock);
-    return ended;
+    order(node, TD__MESSAGE_END, 0, code, text);
 }
 
 bool td__node_close(struct td__node *node)
 {
-    if (!end_threads(node))
-        return false;
-    pthread_join(node->talker, NULL);
-    if (node->has_watcher)
-        pthread_join(node->watcher, NULL);
-    if (node->store)
-        td_store_close(node->store);
-    for (struct td__node_event event; td__node_next(node, &event);)
+    pthread_mutex_lock(&node->lock);
+    node->closing = true;
+    td__deadline deadline = td__deadline_in_ms(node->joined ? CLOSE_MS : 0);
+    eventfd_write(node->wake, 1);
+    while (node->running && td__cond_wait(&node->thread_ended, &node->lock, deadline))
         ;
-    pthread_cond_destroy(&node->thread_ended);
-    pthread_mutex_destroy(&node->lock);
-    free(node);
+    bool ended = !node->running;
+    pthread_mutex_unlock(&node->lock);
+    if (!ended) {
+        pthread_detach(node->thread); /* it ends with the process */
+        return false;
+    }
+    pthread_join(node->thread, NULL);
+    free_node(node);
     return true;
 }

@@ -1,8 +1,9 @@
 /* This node's launcher among those of the other nodes.
  *
- * The launchers talk through the job's store, which node 0 hosts. All of it is done by threads, so
- * that a slow network never holds up the supervision of the workers; the agent gets events. A job
- * of one node has the same events, and uses no network. */
+ * One launcher, the coordinator, decides which nodes the job has, and when the workers start and end: node 0 at first,
+ * which hosts the store; where it dies, another one takes over. The others have a connection to it each
+ * (node_link.h). All of it is done by a thread, so that a slow network never holds up the supervision of the workers;
+ * the agent gets events. A job of one node has the same events, and uses no network. */
 #ifndef TD_LAUNCH_NODE_H
 #define TD_LAUNCH_NODE_H
 
@@ -20,7 +21,7 @@ struct td__job_secret {
 
 /**
  * Finds the job's secret: what TANDEM_SECRET or TANDEM_SECRET_FILE say, otherwise a fresh one for a
- * job of one node, otherwise none.
+ * job of one node, under Slurm the one of td__slurm_adopt_secret(), otherwise none.
  *
  * TD_ERR_AUTH: several hosts, but no secret, nor TANDEM_INSECURE=1.
  */
@@ -33,31 +34,48 @@ td_status td__job_secret_find(const struct td__run_options *options, struct td__
 td_status td__job_store_open(const struct td__run_options *options,
                              const struct td__job_secret *secret, int *node_rank, td_store **store);
 
+/** Opens a store at a free port of this host, for a job whose store was lost. `address` is the one at which other
+ *  nodes reach this host. */
+td_status td__job_store_replace(const struct td__run_options *options,
+                                const struct td__job_secret *secret, const char *address,
+                                td_store **store);
+
 /* ---- The other nodes -------------------------------------------------------------------------- */
 
+/** The ranks of this node's workers in the job. */
+struct td__node_world {
+    int node_id; /* unlike its rank it never changes */
+    int node_rank;
+    int nodes;     /* how many there are */
+    int rank;      /* of the first worker here */
+    int size;      /* workers of all nodes */
+    int role_rank; /* likewise, among the workers of the same role */
+    int role_size;
+    int round;        /* how often all workers were started before … */
+    int restarts;     /* … because one had failed */
+    bool late;        /* the others run already: these workers are newcomers */
+    char address[64]; /* of the store; "": that of the options */
+    int port;
+};
+
 enum td__node_event_kind {
-    TD__NODE_READY,    /* all nodes have joined: td__node_world() is known, workers may start */
-    TD__NODE_FAILED,   /* a worker has failed on another node: the attempt ends */
-    TD__NODE_ALL_GONE, /* the workers of the attempt have ended on all nodes; when there was a failure
-                          and restarts are left, the next attempt follows, otherwise the job has ended */
-    TD__NODE_LOST,     /* --keep-going: a launcher has ended, and its workers with it */
+    TD__NODE_ROUND,    /* the workers may start; `world` has their ranks */
+    TD__NODE_FAILED,   /* a worker has failed on another node: this round ends */
+    TD__NODE_CHANGED,  /* nodes come or go: this round ends, another one follows */
+    TD__NODE_ALL_GONE, /* the workers have ended on all nodes, and the job with them */
+    TD__NODE_LOST,     /* a node is lost, and the others go on */
+    TD__NODE_DRAIN,    /* this node is to leave: td__node_depart() */
+    TD__NODE_ANSWER,   /* to td__node_drain(): `code` is 0 where it is passed on */
     TD__NODE_OVER, /* the job cannot go on: a launcher has ended, or was signalled to end, … */
 };
 
 struct td__node_event {
     enum td__node_event_kind kind;
-    int code;                  /* FAILED, OVER: the exit code that goes with it */
-    char text[TD__ERROR_TEXT]; /* FAILED, LOST, OVER: what happened, in a sentence */
-};
-
-/** The ranks of this node's workers in the job. */
-struct td__node_world {
-    int node_rank;
-    int rank;      /* of the first worker here */
-    int size;      /* workers of all nodes */
-    int role_rank; /* likewise, among the workers of the same role */
-    int role_size;
-    int port; /* of the store */
+    bool own; /* OVER: this node has noticed it itself */
+    int code; /* FAILED, OVER: the exit code that goes with it */
+    char text
+        [TD__ERROR_TEXT]; /* FAILED, CHANGED, LOST, ANSWER, OVER: what happened, in a sentence */
+    struct td__node_world world; /* ROUND */
 };
 
 struct td__node;
@@ -70,15 +88,19 @@ td_status td__node_start(const struct td__run_options *options, const struct td_
 /** Takes the next event; false when there is none. */
 bool td__node_next(struct td__node *node, struct td__node_event *event);
 
-/** From TD__NODE_READY on. */
-const struct td__node_world *td__node_world(const struct td__node *node);
+/** A worker has failed here, and the round is to end: reports it to the other nodes, which get `code` and `text` when
+ *  it was the first failure of the round. */
+void td__node_failed(struct td__node *node, int round, int code, const char *text);
 
-/** A worker has failed here: reports it to the other nodes, which get `code` and `text` when it was the
- *  first failure of the attempt. */
-void td__node_failed(struct td__node *node, int attempt, int code, const char *text);
+/** All workers of the round have ended here. TD__NODE_ROUND, TD__NODE_ALL_GONE or TD__NODE_OVER follows. */
+void td__node_gone(struct td__node *node, int round);
 
-/** All workers of the attempt have ended here. TD__NODE_ALL_GONE follows, or TD__NODE_OVER. */
-void td__node_gone(struct td__node *node, int attempt);
+/** This node leaves the job, once its workers have ended; the others go on. */
+void td__node_depart(struct td__node *node);
+
+/** Another node, or this one, is to leave: `name` is its rank or its host. TD__NODE_ANSWER follows, and there
+ *  TD__NODE_DRAIN. */
+void td__node_drain(struct td__node *node, const char *name);
 
 /** Ends the job on all nodes. */
 void td__node_end_job(struct td__node *node, int code, const char *text);

@@ -10,27 +10,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-td_status td__take_nnodes(const char *text, int *nnodes)
+td_status td__take_nnodes(const char *text, int *least, int *most)
 {
     char low[16] = "";
     const char *colon = strchr(text, ':');
     if (!colon) {
-        if (!td__parse_int(text, 1, TD__MAX_NODES, nnodes))
+        if (!td__parse_int(text, 1, TD__MAX_NODES, least))
             return td_fail(TD_ERR_INVALID, "--nnodes: \"%s\" is not a number from 1 to %d", text,
                            TD__MAX_NODES);
+        *most = *least;
         return TD_OK;
     }
-    int from, to;
     snprintf(low, sizeof low, "%.*s", (int)(colon - text), text);
-    if (!td__parse_int(low, 1, TD__MAX_NODES, &from) ||
-        !td__parse_int(colon + 1, 1, TD__MAX_NODES, &to))
+    if (!td__parse_int(low, 1, TD__MAX_NODES, least) ||
+        !td__parse_int(colon + 1, 1, TD__MAX_NODES, most))
         return td_fail(TD_ERR_INVALID, "--nnodes: \"%s\" is neither N nor MIN:MAX", text);
-    if (from != to)
+    if (*least > *most)
         return td_fail(TD_ERR_INVALID,
-                       "--nnodes: \"%s\" asks for a number that may change, which is not "
-                       "available; give a fixed number of nodes",
-                       text);
-    *nnodes = from;
+                       "--nnodes: \"%s\" has no number in it; the smaller one comes first", text);
     return TD_OK;
 }
 
@@ -95,22 +92,61 @@ td_status td__take_conf(const char *list, struct td__rdzv_conf *conf)
         double *value;
     } known[] = {{"timeout", &conf->timeout},
                  {"join_timeout", &conf->join_timeout},
-                 {"read_timeout", &conf->read_timeout}};
+                 {"last_call_timeout", &conf->last_call_timeout},
+                 {"close_timeout", &conf->unused},
+                 {"read_timeout", &conf->unused},
+                 {"keep_alive_interval", &conf->unused},
+                 {"keep_alive_max_attempt", &conf->unused},
+                 {"is_host", &conf->is_host}};
+    const size_t count = sizeof known / sizeof *known;
     char item[128];
     while (next_item(&list, item, sizeof item)) {
         size_t key_size = strcspn(item, "="), i = 0;
-        while (i < 3 && (strlen(known[i].key) != key_size || strncmp(known[i].key, item, key_size)))
+        const char *value = item[key_size] ? item + key_size + 1 : "";
+        while (i < count &&
+               (strlen(known[i].key) != key_size || strncmp(known[i].key, item, key_size) != 0))
             i++;
-        if (i == 3)
+        if (i == count)
             return td_fail(TD_ERR_INVALID,
-                           "--rdzv-conf: there is no \"%.*s\"; known are timeout, join_timeout "
-                           "and read_timeout",
+                           "--rdzv-conf: there is no \"%.*s\"; known are timeout, join_timeout, "
+                           "last_call_timeout, is_host, and, without effect, close_timeout, "
+                           "read_timeout, keep_alive_interval and keep_alive_max_attempt",
                            (int)key_size, item);
-        if (!item[key_size] || !td__parse_seconds(item + key_size + 1, known[i].value))
+        if (known[i].value == &conf->is_host) {
+            bool yes = !strcmp(value, "1") || !strcmp(value, "true") || !strcmp(value, "True");
+            if (!yes && strcmp(value, "0") != 0 && strcmp(value, "false") != 0 &&
+                strcmp(value, "False") != 0)
+                return td_fail(TD_ERR_INVALID, "--rdzv-conf: is_host is 1 or 0, but not \"%s\"",
+                               value);
+            conf->is_host = yes;
+        } else if (!td__parse_seconds(value, known[i].value)) {
             return td_fail(TD_ERR_INVALID, "--rdzv-conf: %s needs a number of seconds: %s=60",
                            known[i].key, known[i].key);
+        }
     }
     return TD_OK;
+}
+
+static const char *const on_failure_names[] = {"restart-all", "replace", "shrink"};
+
+const char *td__on_failure_name(enum td__on_failure on_failure)
+{
+    return on_failure_names[on_failure];
+}
+
+td_status td__take_on_failure(const char *text, enum td__on_failure *on_failure)
+{
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(text, on_failure_names[i]) != 0)
+            continue;
+        *on_failure = (enum td__on_failure)i;
+        return TD_OK;
+    }
+    return td_fail(TD_ERR_INVALID,
+                   "--on-failure: \"%s\" is none of restart-all (all workers start again), replace "
+                   "(the one that failed does, and the others go on) and shrink (the others go on "
+                   "without it)",
+                   text);
 }
 
 td_status td__take_signals(const char *list, sigset_t *signals)

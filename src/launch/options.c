@@ -9,16 +9,27 @@
 #include "base/host.h"
 #include "base/text.h"
 #include "launch/flags.h"
+#include "launch/hosts.h"
 #include "os/address.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_PORT = 29500, JOIN_TIMEOUT_S = 600, SHUTDOWN_TIMEOUT_S = 30 };
+enum { PORT_BASE = 15000, PORT_RANGE = 15000 }; /* below those that systems give away */
+enum {
+    REPLACEMENTS = 10
+}; /* of each worker: for a long job, but not for a program that always fails */
+enum {
+    DEFAULT_PORT = 29500,
+    JOIN_TIMEOUT_S = 600,
+    LAST_CALL_TIMEOUT_S = 30,
+    SHUTDOWN_TIMEOUT_S = 30
+};
 
 struct raw {
     struct td__run_options options; /* those that are final when they are read */
     const char *nnodes, *nproc, *master_addr, *backend, *endpoint, *conf;
+    const char *hosts, *hostfile, *on_failure;
     const char *redirects, *tee, *filter, *signals, *numa;
     int node_rank, master_port; /* -1: not given */
     bool standalone;
@@ -49,6 +60,16 @@ static td_status set_use_env(const struct td__flag *flag, const char *value, voi
     return TD_OK;
 }
 
+/* Its former name. */
+static td_status set_keep_going(const struct td__flag *flag, const char *value, void *target)
+{
+    (void)flag;
+    (void)value;
+    (void)target;
+    return td_fail(TD_ERR_INVALID, "this is now --on-failure shrink, and with --max-restarts "
+                                   "--on-failure replace");
+}
+
 static td_status set_filled_text(const struct td__flag *flag, const char *value, void *target)
 {
     return *value ? td__flag_set_text(flag, value, target)
@@ -59,7 +80,7 @@ static td_status set_filled_text(const struct td__flag *flag, const char *value,
 #define OPTION(field) .offset = offsetof(struct raw, options.field)
 
 static const struct td__flag flags[] = {
-    {"nnodes", 0, "N", "nodes of the job (1)", td__flag_set_text, RAW(nnodes)},
+    {"nnodes", 0, "N|MIN:MAX", "nodes of the job (1)", td__flag_set_text, RAW(nnodes)},
     {"nproc-per-node", 0, "N|auto|cpu|gpu", "workers on this node (1)", td__flag_set_text,
      RAW(nproc)},
     {"node-rank", 0, "N", "number of this node among the nodes (0)", td__flag_set_int,
@@ -77,12 +98,24 @@ static const struct td__flag flags[] = {
     {"rdzv-endpoint", 0, "HOST[:PORT]", "of the store, instead of --master-addr and -port",
      td__flag_set_text, RAW(endpoint)},
     {"rdzv-id", 0, "ID", "name of the run (none)", set_filled_text, OPTION(run_id)},
-    {"rdzv-conf", 0, "KEY=VALUE,...", "join_timeout=SECONDS: how long to wait for the nodes (600)",
-     td__flag_set_text, RAW(conf)},
-    {"max-restarts", 0, "N", "how often all workers are started again after a failure (0)",
+    {"rdzv-conf", 0, "KEY=VALUE,...",
+     "join_timeout: seconds for MIN nodes (600), last_call_timeout (30)", td__flag_set_text,
+     RAW(conf)},
+    {"hosts", 0, "HOST:N,...", "start on these hosts, each with so many workers, over ssh",
+     td__flag_set_text, RAW(hosts)},
+    {"hostfile", 0, "FILE", "the same from a file, a host a line", td__flag_set_text,
+     RAW(hostfile)},
+    {"launch-agent", 0, "COMMAND", "what reaches a host, instead of ssh ($TANDEM_RSH)",
+     set_filled_text, OPTION(launch_agent)},
+    {"remote-tdrun", 0, "PATH", "tdrun on those hosts (at the same place as here)", set_filled_text,
+     OPTION(remote_tdrun)},
+    {"export", 0, "NAME[=VALUE],...", "variables for workers there, with those of Tandem, PATH …",
+     set_filled_text, OPTION(exported)},
+    {"on-failure", 0, "restart-all|replace|shrink", "of a worker: what the others do (restart-all)",
+     td__flag_set_text, RAW(on_failure)},
+    {"max-restarts", 0, "N", "how often all workers start again (0); with replace, each one (10)",
      td__flag_set_int, OPTION(max_restarts), 0, 1 << 30},
-    {"keep-going", 0, NULL, "a failed worker does not end the others; restarts are for each one",
-     td__flag_set_bool, OPTION(keep_going)},
+    {.name = "keep-going", .set = set_keep_going},
     {"monitor-interval", 0, "SECONDS", "accepted; failures are noticed at once",
      td__flag_set_seconds, RAW(monitor_interval)},
     {"role", 0, "NAME", "name of these workers (default)", set_filled_text, OPTION(role)},
@@ -128,19 +161,23 @@ void td__run_options_help(FILE *out)
         "       tdrun [options] -m module [arguments]\n"
         "       tdrun status [--json] [--watch [SECONDS]] [PID]     what the jobs of this machine do\n"
         "       tdrun postmortem [--json] FILE...     the last operations in files of TANDEM_FLIGHT\n"
-        "       tdrun doctor     lists what this installation has, and what is broken\n\n"
+        "       tdrun drain HOST|NODE     move the workers of a node away, before maintenance\n"
+        "       tdrun doctor [options]     what is wrong with this machine, or between nodes\n\n"
         "Starts a program in several processes, on one machine or on several (once on each), and\n"
-        "watches over them: the first failure ends the others (but see --keep-going), and nothing\n"
+        "watches over them: the first failure ends the others (but see --on-failure), and nothing\n"
         "outlives tdrun.\n\n"
         "    tdrun --standalone --nproc-per-node 4 ./train --epochs 10\n"
         "    tdrun --standalone --nproc-per-node 4 train.py --epochs 10\n"
-        "    tdrun --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 ./train\n\n",
+        "    tdrun --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 ./train\n"
+        "    tdrun --hosts host0:8,host1:8 ./train\n\n",
         out);
     td__flags_print(&table, out);
     fputs(
         "\nHyphens and underscores are the same, and PET_NPROC_PER_NODE=4 in the environment is\n"
         "the default of --nproc-per-node; likewise for the others. Nodes on several hosts prove to\n"
-        "each other that they belong together: set TANDEM_SECRET to the same text everywhere.\n",
+        "each other that they belong together: set TANDEM_SECRET to the same text everywhere.\n"
+        "Under Slurm, srun --ntasks-per-node=1 tdrun needs none of these: the nodes, their numbers,\n"
+        "the address of the first one and the secret are found by Slurm's variables.\n",
         out);
 }
 
@@ -169,6 +206,58 @@ static td_status finish_output(const struct raw *raw, struct td__run_options *op
     if (options->log_dir && !raw->redirects && !raw->tee)
         note(options, "--log-dir has no effect without --redirects or --tee");
     return TD_OK;
+}
+
+static td_status finish_failures(const struct raw *raw, struct td__run_options *options)
+{
+    if (raw->on_failure)
+        TD_TRY(td__take_on_failure(raw->on_failure, &options->on_failure));
+    if (options->on_failure == TD__SHRINK && options->max_restarts > 0)
+        return td_fail(TD_ERR_INVALID,
+                       "--on-failure shrink goes on without a worker that failed, so that "
+                       "--max-restarts %d has no place there; replace starts it again",
+                       options->max_restarts);
+    if (options->max_restarts < 0)
+        options->max_restarts = options->on_failure == TD__REPLACE ? REPLACEMENTS : 0;
+    return TD_OK;
+}
+
+/* --hosts: what the flags say of workers is for the launchers there, this one only starts them. */
+static td_status finish_hosts(const struct raw *raw, struct td__run_options *options)
+{
+    const char *rsh = getenv("TANDEM_RSH");
+    uint16_t number;
+    if (raw->hosts && *raw->hosts)
+        TD_TRY(td__hosts_parse(raw->hosts, &options->hosts));
+    if (raw->hostfile && *raw->hostfile)
+        TD_TRY(td__hosts_read(raw->hostfile, &options->hosts));
+    if (!options->hosts.count)
+        return TD_OK;
+    if (raw->standalone || raw->nnodes || raw->endpoint || raw->node_rank >= 0)
+        return td_fail(
+            TD_ERR_INVALID,
+            "--hosts and --hostfile say how many nodes there are and which is which; "
+            "--standalone, --nnodes, --node-rank and --rdzv-endpoint have no place there");
+    if (!options->launch_agent && rsh && *rsh)
+        options->launch_agent = rsh;
+    const char *first = options->hosts.at[0].address;
+    bool lonely = options->hosts.count == 1;
+    snprintf(options->hosts_master, sizeof options->hosts_master, "%s",
+             raw->master_addr                         ? raw->master_addr
+             : td__host_is_loopback(first) && !lonely ? td__host_name()
+                                                      : first);
+    TD_TRY(td__random(&number, sizeof number));
+    options->hosts_port = raw->master_port > 0 ? raw->master_port : PORT_BASE + number % PORT_RANGE;
+    options->nproc = options->hosts.count;
+    options->nnodes = options->min_nodes = 1;
+    options->numa = TD__NUMA_NONE;
+    options->max_restarts = 0; /* the launchers there start workers again, all of them together */
+    options->node_rank = options->port = 0;
+    strcpy(options->host, "127.0.0.1");
+    if (!options->run_id)
+        options->run_id = "none";
+    const struct raw nothing = {0};
+    return finish_output(&nothing, options);
 }
 
 static td_status finish_standalone(const struct raw *raw, struct td__run_options *options)
@@ -209,11 +298,27 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
         return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: \"%s\" is not HOST or HOST:PORT",
                        raw->endpoint);
     options->port = port >= 0 ? port : DEFAULT_PORT;
+    options->node_rank = raw->node_rank;
+    const struct td__given_place given = {.nnodes = raw->nnodes,
+                                          .master_addr = raw->master_addr,
+                                          .endpoint = raw->endpoint,
+                                          .node_rank = raw->node_rank,
+                                          .master_port = port,
+                                          .numbered_on_arrival = c10d};
+    TD_TRY(td__options_from_slurm(&given, options));
     options->port_free = port < 0 && options->nnodes == 1;
     if (options->nnodes > 1 && options->port == 0)
         return td_fail(TD_ERR_INVALID, "port 0 is a free port that the other nodes could not find; "
                                        "choose one with --master-port");
-    options->node_rank = raw->node_rank;
+    if (!c10d && options->min_nodes < options->nnodes)
+        return td_fail(TD_ERR_INVALID,
+                       "--nnodes %s lets nodes come and go, so that they are numbered as they "
+                       "arrive: that needs --rdzv-backend c10d",
+                       raw->nnodes);
+    if (options->min_nodes < options->nnodes && options->node_rank >= 0)
+        return td_fail(TD_ERR_INVALID,
+                       "--node-rank %d: with --nnodes %s the nodes are numbered as they arrive",
+                       options->node_rank, raw->nnodes);
     if (options->node_rank < 0 && (!c10d || options->nnodes == 1))
         options->node_rank = 0;
     if (options->node_rank >= options->nnodes)
@@ -225,20 +330,27 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
 
 static td_status finish(const struct raw *raw, struct td__run_options *options)
 {
-    TD_TRY(td__take_nnodes(raw->nnodes ? raw->nnodes : "1", &options->nnodes));
-    TD_TRY(td__take_nproc(raw->nproc ? raw->nproc : "1", &options->nproc));
     TD_TRY(td__take_signals(raw->signals ? raw->signals : "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
                             &options->signals));
+    TD_TRY(finish_failures(raw, options));
+    TD_TRY(finish_hosts(raw, options));
+    if (options->hosts.count)
+        return TD_OK;
+    TD_TRY(td__take_nnodes(raw->nnodes ? raw->nnodes : "1", &options->min_nodes, &options->nnodes));
+    TD_TRY(td__take_nproc(raw->nproc ? raw->nproc : "1", &options->nproc));
     if (raw->numa && !td__numa_binding_parse(raw->numa, &options->numa))
         return td_fail(TD_ERR_INVALID,
                        "--numa-binding: \"%s\" is none of node, socket, exclusive and core-complex",
                        raw->numa);
-    struct td__rdzv_conf conf = {.timeout = -1, .join_timeout = -1};
+    struct td__rdzv_conf conf = {
+        .timeout = -1, .join_timeout = -1, .last_call_timeout = LAST_CALL_TIMEOUT_S, .is_host = -1};
     if (raw->conf)
         TD_TRY(td__take_conf(raw->conf, &conf));
     options->join_timeout_s = conf.join_timeout >= 0 ? conf.join_timeout
                               : conf.timeout >= 0    ? conf.timeout
                                                      : JOIN_TIMEOUT_S;
+    options->last_call_timeout_s = conf.last_call_timeout;
+    options->is_host = (int)conf.is_host;
     if (options->no_python && (options->module || options->run_path))
         return td_fail(TD_ERR_INVALID,
                        "--no-python and --%s exclude each other: a Python program needs its "
@@ -253,7 +365,9 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
 td_status td__run_options_parse(int argc, char **argv, struct td__run_options *options)
 {
     struct raw raw = {
-        .options = {.role = "default", .shutdown_timeout_s = SHUTDOWN_TIMEOUT_S},
+        .options = {.role = "default",
+                    .shutdown_timeout_s = SHUTDOWN_TIMEOUT_S,
+                    .max_restarts = -1},
         .node_rank = -1,
         .master_port = -1,
     };
@@ -275,6 +389,10 @@ td_status td__run_options_parse(int argc, char **argv, struct td__run_options *o
         return status;
     }
     options->program = argv + rest;
+    options->flags = argv + 1;
+    options->flag_count = rest - 1;
+    if (rest > 1 && !strcmp(argv[rest - 1], "--"))
+        options->flag_count--;
     return TD_OK;
 }
 
@@ -283,6 +401,7 @@ void td__run_options_free(struct td__run_options *options)
     free(options->redirect);
     free(options->tee);
     free(options->shown);
+    td__hosts_free(&options->hosts);
     options->redirect = options->tee = NULL;
     options->shown = NULL;
 }

@@ -13,17 +13,40 @@
 /* What becomes of a worker's stream. */
 enum { TD__STREAM_STDOUT = 1, TD__STREAM_STDERR = 2 };
 
+/* A host of --hosts (hosts.h). */
+struct td__host {
+    char target[256];    /* as ssh gets it: "user@b" */
+    const char *address; /* behind the user: "b" */
+    char slots[16];      /* how many workers; "" where that is not given */
+};
+
+struct td__hosts {
+    struct td__host *at;
+    int count;
+};
+
+/* What becomes of the others when a worker fails. */
+enum td__on_failure {
+    TD__RESTART_ALL, /* they are ended, and all start again */
+    TD__REPLACE,     /* they go on, and the one that failed is started again, by itself */
+    TD__SHRINK,      /* they go on without it */
+};
+
+/** "restart-all", "replace" or "shrink". */
+const char *td__on_failure_name(enum td__on_failure on_failure);
+
 struct td__run_options {
     bool help, version; /* print it and do nothing else */
 
     /* The job. */
-    int nnodes;
+    int nnodes;    /* at most … */
+    int min_nodes; /* … and at least; the same where the number is fixed */
     int node_rank; /* -1: in the order in which the nodes arrive */
     int nproc;     /* workers on this node */
     const char *role;
     const char *run_id;
-    int max_restarts;
-    bool keep_going;             /* a worker that fails does not end the others */
+    enum td__on_failure on_failure;
+    int max_restarts;            /* of all workers; TD__REPLACE: of each one */
     char **program;              /* with its arguments, ended by NULL */
     bool module;                 /* it is the name of a Python module … */
     bool run_path;               /* … a Python script, whatever its name … */
@@ -35,7 +58,19 @@ struct td__run_options {
     int port;       /* 0: any */
     bool port_free; /* another port will do where this one is taken */
     const char *local_addr;
+    int is_host; /* whether this launcher hosts the store: 1, 0, or -1: it finds out */
     double join_timeout_s;
+    double last_call_timeout_s; /* to wait for further nodes once min_nodes are there */
+
+    /* Other hosts, whose launchers are started from here: they are this one's workers. */
+    struct td__hosts hosts;                  /* none: this is an ordinary launcher */
+    const char *launch_agent, *remote_tdrun; /* NULL: ssh, and the file of this program */
+    const char *exported;                    /* further variables for them */
+    char hosts_master[256];                  /* where they meet */
+    int hosts_port;
+    char **flags; /* the flags as they were given */
+    int flag_count;
+    const char *served_host; /* this launcher was started so, on a host of this name */
 
     /* The workers' output. */
     const char *log_dir; /* NULL: a fresh one */
@@ -49,7 +84,9 @@ struct td__run_options {
     double shutdown_timeout_s;
     enum td__numa_binding numa;
 
-    char notes[512]; /* lines for the user on what has no effect; "" when there are none */
+    int threads;      /* of each worker, as Slurm has it; 0 where it does not say */
+    bool quiet;       /* parsing has failed, and another process of the job says why */
+    char notes[1024]; /* lines for the user on what has no effect; "" when there are none */
     char generated_id[33];
 };
 
@@ -61,6 +98,12 @@ struct td__run_options {
  */
 td_status td__run_options_parse(int argc, char **argv, struct td__run_options *options);
 
+/** Whether the others go on when a worker, or a node, is lost. */
+static inline bool td__others_go_on(const struct td__run_options *options)
+{
+    return options->on_failure != TD__RESTART_ALL;
+}
+
 void td__run_options_free(struct td__run_options *options);
 
 /** The name of this host in messages. */
@@ -69,23 +112,48 @@ const char *td__this_host(const struct td__run_options *options);
 /** The text of --help. */
 void td__run_options_help(FILE *out);
 
+/* ---- Under Slurm (options_slurm.c) ----------------------------------------------------------- */
+
+/* What the flags said of the job's place; NULL and -1 where they did not. */
+struct td__given_place {
+    const char *nnodes, *master_addr, *endpoint;
+    int node_rank, master_port;
+    bool numbered_on_arrival; /* by --rdzv-backend c10d */
+};
+
+/**
+ * Where srun has started one launcher on each node: fills in what the flags leave open, the number of nodes, the
+ * rank of this one, node 0's address and a port, and how many threads a worker gets; a --node-rank that the batch
+ * shell has expanded is replaced, with a note. Elsewhere it leaves all as it is.
+ *
+ * TD_ERR_INVALID: srun has started several launchers on a node that would all start the same workers. The sentence
+ * says what to write instead; all but the first of them get `quiet`.
+ */
+td_status td__options_from_slurm(const struct td__given_place *given,
+                                 struct td__run_options *options);
+
 /* ---- Values of flags that are more than a number or a text ----------------------------------- */
 
 enum { TD__MAX_NODES = 65536, TD__MAX_WORKERS = 65536 };
 
-/** --nnodes: N, or MIN:MAX where both are the same. */
-td_status td__take_nnodes(const char *text, int *nnodes);
+/** --nnodes: N, or MIN:MAX. */
+td_status td__take_nnodes(const char *text, int *least, int *most);
 
 /** --nproc-per-node: a number, or cpu (one for each that may be used), gpu (one for each that a CUDA
  *  program would see), or auto: gpu where there is one, otherwise cpu. */
 td_status td__take_nproc(const char *text, int *nproc);
 
-/** What --rdzv-conf may have, in seconds; what is not given stays as it is. */
+/** What --rdzv-conf may have, in seconds; what is not given stays as it is. `unused` is only accepted. */
 struct td__rdzv_conf {
-    double timeout, join_timeout, read_timeout;
+    double timeout, join_timeout, last_call_timeout;
+    double is_host; /* 0 or 1 */
+    double unused;
 };
 
 td_status td__take_conf(const char *list, struct td__rdzv_conf *conf);
+
+/** --on-failure: restart-all, replace or shrink. */
+td_status td__take_on_failure(const char *text, enum td__on_failure *on_failure);
 
 /** --signals-to-handle: names with commas, with or without "SIG". */
 td_status td__take_signals(const char *list, sigset_t *signals);
@@ -147,6 +215,9 @@ void td__worker_program_free(struct td__worker_program *program);
 
 /** The arguments of one worker: program->argv, with its local rank where that is passed. */
 char **td__worker_program_arguments(const struct td__worker_program *program, int local_rank);
+
+/** Finds the file that execvp() would run for `name`. */
+td_status td__find_program(const char *name, char path[PATH_MAX], int *exit_code);
 
 /** The sentence and exit code for a file that was found, but that execve() refused with `error`. */
 td_status td__worker_program_refused(const char *name, int error, int *exit_code);

@@ -45,6 +45,7 @@ static void set_environment(const struct td__spawn_orders *orders)
     if (*orders->secret)
         setenv("TANDEM_SECRET", orders->secret, 1);
     unsetenv("TORCHELASTIC_RESTART_COUNT");
+    unsetenv("TANDEM_ROUND");
 }
 
 /* A copy of the bytes that is written to without effect on other processes. */

@@ -80,7 +80,7 @@ bool td__tail_print(const struct td__tail *tail, const char *margin, struct td__
 /* ---- Onto the console ------------------------------------------------------------------------ */
 
 /* Shows `size` bytes, each line after the prefix. */
-static void show_lines(struct td__stream *stream, const char *data, size_t size)
+static void show_plain_lines(struct td__stream *stream, const char *data, size_t size)
 {
     if (!stream->prefix[0]) {
         td__console_write(stream->console, stream->which, stream, data, size);
@@ -99,6 +99,24 @@ static void show_lines(struct td__stream *stream, const char *data, size_t size)
     }
     td__console_write(stream->console, stream->which, stream, text.data, text.size);
     td__buffer_free(&text);
+}
+
+static void show_lines(struct td__stream *stream, const char *data, size_t size)
+{
+    const char *end = data + size, *shown = data;
+    while (stream->on_control && data < end) {
+        const char *newline = memchr(data, '\n', (size_t)(end - data));
+        const char *stop = newline ? newline + 1 : end;
+        if (*data == '\1' && newline && !(data == shown && stream->line_begun)) {
+            if (data > shown && !stream->muted)
+                show_plain_lines(stream, shown, (size_t)(data - shown));
+            stream->on_control(stream->control_arg, data + 1, (size_t)(newline - data - 1));
+            shown = stop;
+        }
+        data = stop;
+    }
+    if (shown < end && !stream->muted)
+        show_plain_lines(stream, shown, (size_t)(end - shown));
 }
 
 /* Shows one piece of a line on a terminal that several workers share. After a carriage return the

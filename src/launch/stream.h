@@ -76,6 +76,10 @@ struct td__stream {
     int which; /* TD__OUT or TD__ERR */
     enum td__stream_style style;
     char prefix[300]; /* in front of each line */
+    /* LINES: NULL, or takes lines that begin with '\1', without that and their end, instead of showing them. */
+    void (*on_control)(void *arg, const char *line, size_t size);
+    void *control_arg;
+    bool muted; /* with on_control: nothing is shown, as long as on_control() does not change this */
     struct td__log_file log;
     struct td__tail tail;
 

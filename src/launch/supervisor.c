@@ -86,21 +86,21 @@ static bool agent_ended(pid_t agent, int *status)
     return ended;
 }
 
-static int clean_up_after(pid_t agent, int status)
+static int clean_up_after(pid_t agent, int status, const char *host)
 {
     /* An agent that ended in order left nothing. */
     int left = td__reap_tree();
     if (WIFSIGNALED(status))
         fprintf(stderr,
-                "tdrun: its agent (pid %d) was killed by %s; all workers on this node were ended "
+                "tdrun%s%s: its agent (pid %d) was killed by %s; all workers on this node were ended "
                 "with it\n",
-                (int)agent, td__signal_name(WTERMSIG(status)));
+                host ? " on " : "", host ? host : "", (int)agent, td__signal_name(WTERMSIG(status)));
     if (left)
         fprintf(stderr, "tdrun: %d processes of this job cannot be ended; see ps\n", left);
     return td__exit_code(status);
 }
 
-static int supervise(pid_t agent, const sigset_t *waited, int signal_pipe)
+static int supervise(pid_t agent, const sigset_t *waited, int signal_pipe, const char *host)
 {
     int status = 0;
     while (!agent_ended(agent, &status)) {
@@ -110,16 +110,23 @@ static int supervise(pid_t agent, const sigset_t *waited, int signal_pipe)
         else if (signal > 0 && signal != SIGCHLD)
             forward(signal_pipe, signal);
     }
-    return clean_up_after(agent, status);
+    return clean_up_after(agent, status, host);
 }
 
-/* Those of `handled`, and SIGTSTP, that were not ignored when this process started. */
+bool td__signal_is_passed_on(int signal, const sigset_t *handled)
+{
+    return (signal == SIGUSR1 || signal == SIGUSR2) && sigismember(handled, signal) != 1;
+}
+
+/* Those of `handled`, SIGTSTP, and those that are passed on, as far as they were not ignored when this process
+ * started. */
 static void choose_signals(const sigset_t *handled, sigset_t *signals)
 {
     sigemptyset(signals);
     for (int number = 1; number < NSIG; number++) {
         struct sigaction action;
-        if (sigismember(handled, number) != 1 && number != SIGTSTP)
+        if (sigismember(handled, number) != 1 && number != SIGTSTP &&
+            !td__signal_is_passed_on(number, handled))
             continue;
         if (!sigaction(number, NULL, &action) && action.sa_handler != SIG_IGN)
             sigaddset(signals, number);
@@ -154,7 +161,7 @@ td_status td__supervisor_run(int argc, char **argv, const struct td__agent_job *
     close(signal_pipe[0]);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    *exit_code = supervise(pid, &waited, signal_pipe[1]);
+    *exit_code = supervise(pid, &waited, signal_pipe[1], job->options->served_host);
     close(signal_pipe[1]);
     return TD_OK;
 }

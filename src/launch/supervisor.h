@@ -31,6 +31,10 @@ struct td__agent_job {
     const struct td__worker_program *program;
 };
 
+/** Whether the workers get this signal, and nothing else happens: SIGUSR1 and SIGUSR2, unless they are among
+ *  those that end the job. Batch systems announce the end of a job's time by them. */
+bool td__signal_is_passed_on(int signal, const sigset_t *handled);
+
 /** The agent: runs the job and returns tdrun's exit code. Says on standard error what the user should
  *  know. */
 int td__agent_run(const struct td__agent_start *start, const struct td__agent_job *job);

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "launch/hosts.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -118,12 +119,19 @@ bool td__worker_reap(struct td__worker *worker)
     return true;
 }
 
-void td__worker_signal(struct td__worker *worker, int signal)
+void td__worker_signal(struct td__worker *worker, int signal, bool to_end)
 {
     if (!worker->running)
         return;
+    if (worker->host && signal != SIGKILL) {
+        td__hosts_signal(worker, signal);
+        worker->signalled = worker->signalled || to_end;
+        return;
+    }
+    if (worker->host)
+        td__hosts_hang_up(worker);
     kill(-worker->pid, signal);
-    if (signal == SIGTSTP || signal == SIGCONT)
+    if (!to_end)
         return;
     worker->signalled = true;
     kill(-worker->pid, SIGCONT); /* a stopped one would not get it */
@@ -137,6 +145,7 @@ bool td__worker_is_dying(const struct td__worker *worker)
 
 void td__worker_close(struct td__worker *worker)
 {
+    td__hosts_hang_up(worker);
     td__stream_finish(&worker->streams[TD__OUT]);
     td__stream_finish(&worker->streams[TD__ERR]);
     if (worker->pidfd >= 0) {
@@ -157,7 +166,8 @@ void td__worker_close(struct td__worker *worker)
 
 bool td__worker_has_failed(const struct td__worker *worker)
 {
-    return worker->pid && !worker->running && !worker->signalled && worker->status != 0;
+    bool unsaid = worker->host && !worker->parted; /* whatever ssh made of that */
+    return worker->pid && !worker->running && !worker->signalled && (worker->status != 0 || unsaid);
 }
 
 int td__exit_code(int status)

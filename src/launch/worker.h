@@ -17,13 +17,22 @@ struct td__worker {
     bool signalled;      /* it was sent a signal to end, while it was running */
     int status;          /* of waitpid(), once it has ended */
     int restarts;        /* how often it was started again by itself … */
-    bool restart_wanted; /* … and it is to be now */
+    int short_lives;     /* … how often in a row it had died soon after that … */
+    bool restart_wanted; /* … and it is to be started again … */
+    int64_t restart_ns;  /* … not before that time */
     int64_t started_ns, ended_ns;
     bool end_noted;     /* in the book of the flight recorder */
     int64_t exiting_ns; /* when it began to end; 0 as long as that is not known */
 
     int exit_pipe; /* hangs up when the worker begins to end; -1 where there is none */
     uv_poll_t exit_pipe_poll;
+
+    /* The launcher of another host (hosts.h); otherwise NULL and -1. */
+    const struct td__host *host;
+    int control;          /* its control pipe */
+    bool greeted, parted; /* it has said that it has begun, and that it ends in order … */
+    char refusal[1024];   /* … or why it cannot begin */
+    char note[1024];      /* why it ends, when that is because of another host */
 
     int pidfd; /* -1 where the system has none */
     uv_poll_t poll;
@@ -44,8 +53,8 @@ td_status td__worker_start(struct td__worker *worker, uv_loop_t *loop, struct td
 /** Reaps the worker when it has ended; true when that was so, or has been before. */
 bool td__worker_reap(struct td__worker *worker);
 
-/** Sends a signal to a running worker and all of its process group. */
-void td__worker_signal(struct td__worker *worker, int signal);
+/** Sends a signal to a running worker and all of its process group; `to_end`: it is meant to end. */
+void td__worker_signal(struct td__worker *worker, int signal, bool to_end);
 
 /** True when the worker, not reaped yet, has begun to end. */
 bool td__worker_is_dying(const struct td__worker *worker);

@@ -56,7 +56,7 @@ static td_status not_in_path(const char *name, int *exit_code)
 }
 
 /* The file that execvp() would run for `name`. */
-static td_status find(const char *name, char path[PATH_MAX], int *exit_code)
+td_status td__find_program(const char *name, char path[PATH_MAX], int *exit_code)
 {
     if (!*name || strlen(name) >= PATH_MAX) {
         *exit_code = NOT_FOUND;
@@ -114,7 +114,7 @@ static td_status find_interpreter(struct td__worker_program *program, const char
 {
     const char *chosen = chosen_interpreter();
     *name = chosen ? chosen : "python3";
-    if (!find(*name, program->path, exit_code))
+    if (!td__find_program(*name, program->path, exit_code))
         return TD_OK;
     return chosen ? td_fail(TD_ERR_INVALID, "PYTHON_EXEC: %s", td__error_text())
                   : td_fail(TD_ERR_INVALID,
@@ -167,7 +167,7 @@ td_status td__worker_program_plan(const struct td__run_options *options,
     } else if (program->by_itself && strlen(name) < sizeof program->path) {
         strcpy(program->path, name); /* in this directory, where it has no slash */
     } else {
-        TD_TRY(find(name, program->path, exit_code));
+        TD_TRY(td__find_program(name, program->path, exit_code));
     }
     while (options->program[given])
         given++;

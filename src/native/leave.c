@@ -62,10 +62,11 @@ static void leave(struct td__attachment *attachment, struct td__root *root)
     td__deadline end = td__deadline_in_ms(LEAVE_MS);
     if (everyone)
         atomic_store(&everyone->cells[everyone->index].leaving, 1);
-    if (everyone && everyone->index == 0)
+    if (everyone && everyone->index == 0 && !root->discarded)
         hand_over(root, everyone, everyone, end);
     while (left->comms) {
-        hand_over(root, everyone, left->comms, end);
+        if (!root->discarded)
+            hand_over(root, everyone, left->comms, end);
         destroy_next(left);
     }
 }

@@ -4,7 +4,7 @@
 
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "tensor/erfinv.h"
+#include "tensor/deferred.h"
 
 #include <math.h>
 
@@ -124,39 +124,6 @@ td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *op
 
 /* ---- Truncated normal numbers ------------------------------------------------------------------- */
 
-/* The inverse of erf() maps uniform to normal numbers, which are scaled, shifted and clamped; as in
- * PyTorch, each of these four steps rounds to the dtype. */
-struct trunc_normal {
-    double scale, mean, low, high;
-};
-
-static void shape_f64(double *data, int64_t count, const struct trunc_normal *normal)
-{
-    for (int64_t i = 0; i < count; i++) {
-        double x = td__erfinv_f64(data[i]) * normal->scale;
-        x += normal->mean;
-        data[i] = x < normal->low ? normal->low : x > normal->high ? normal->high : x;
-    }
-}
-
-static float rounded(float x, td_dtype dtype)
-{
-    return dtype == TD_BF16  ? td_bf16_to_f32(td_f32_to_bf16(x))
-           : dtype == TD_F16 ? td_f16_to_f32(td_f32_to_f16(x))
-                             : x;
-}
-
-static void shape_f32(float *data, int64_t count, const struct trunc_normal *normal, td_dtype dtype)
-{
-    float scale = rounded((float)normal->scale, dtype), mean = rounded((float)normal->mean, dtype);
-    float low = rounded((float)normal->low, dtype), high = rounded((float)normal->high, dtype);
-    for (int64_t i = 0; i < count; i++) {
-        float x = rounded(rounded(td__erfinv_f32(data[i]), dtype) * scale, dtype);
-        x = rounded(x + mean, dtype);
-        data[i] = x < low ? low : x > high ? high : x;
-    }
-}
-
 td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low, double high)
 {
     if (!tensor)
@@ -170,20 +137,7 @@ td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, doubl
     double from = (1 + erf((low - mean) / std / sqrt(2))) / 2;
     double to = (1 + erf((high - mean) / std / sqrt(2))) / 2;
     TD_TRY(td_init_uniform(tensor, 2 * from - 1, 2 * to - 1));
-    td_status status = TD_ERR_NOMEM;
-    {
-        TD_NO_GRAD;
-        TD_SCOPE;
-        td_dtype dtype = td_tensor_dtype(tensor);
-        td_tensor *wide = td_to_dtype(td_detach(tensor), dtype == TD_F64 ? TD_F64 : TD_F32);
-        wide = td__on_host(tensor) ? td_clone(wide) : td_tensor_to(wide, td__host_device());
-        struct trunc_normal normal = {std * sqrt(2), mean, low, high};
-        if (wide && dtype == TD_F64)
-            shape_f64(td_tensor_data(wide), td_tensor_numel(wide), &normal);
-        else if (wide)
-            shape_f32(td_tensor_data(wide), td_tensor_numel(wide), &normal, dtype);
-        td_tensor *narrow = td_to_dtype(wide, dtype);
-        status = narrow ? td_tensor_copy(tensor, narrow) : td__error_status();
-    }
-    return status;
+    struct td__trunc_normal normal = {std * sqrt(2), mean, low, high};
+    return td_tensor_is_meta(tensor) ? td__deferred_add_trunc_normal(tensor, &normal)
+                                     : td__trunc_normal_from_uniform(tensor, &normal);
 }

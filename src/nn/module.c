@@ -42,8 +42,58 @@ static void free_tensors(struct td__module_tensors *entries)
     free(entries->at);
 }
 
+struct td__module_attachment {
+    struct td__module_attachment *next;
+    const void *key;
+    void *arg;
+    void (*free_fn)(void *arg);
+};
+
+td_status td__module_attach(td_module *module, const void *key, void *arg,
+                            void (*free_fn)(void *arg))
+{
+    struct td__module_attachment *attachment = malloc(sizeof *attachment);
+    if (!attachment)
+        return td__fail_nomem("module");
+    *attachment = (struct td__module_attachment){
+        .next = module->attachments, .key = key, .arg = arg, .free_fn = free_fn};
+    module->attachments = attachment;
+    return TD_OK;
+}
+
+void *td__module_attached(const td_module *module, const void *key)
+{
+    for (const struct td__module_attachment *a = module->attachments; a; a = a->next)
+        if (a->key == key)
+            return a->arg;
+    return NULL;
+}
+
+void td__module_detach(td_module *module, const void *key)
+{
+    for (struct td__module_attachment **at = &module->attachments; *at; at = &(*at)->next)
+        if ((*at)->key == key) {
+            struct td__module_attachment *found = *at;
+            *at = found->next;
+            free(found);
+            return;
+        }
+}
+
+/* Before the children, whose tensors a function may still use. */
+static void free_attachments(td_module *module)
+{
+    for (struct td__module_attachment *next; module->attachments; module->attachments = next) {
+        struct td__module_attachment *attachment = module->attachments;
+        next = attachment->next;
+        attachment->free_fn(attachment->arg);
+        free(attachment);
+    }
+}
+
 static void destroy(td_module *module)
 {
+    free_attachments(module);
     for (int i = 0; i < module->child_count; i++) {
         destroy(module->children[i].module);
         free(module->children[i].name);

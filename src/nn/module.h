@@ -35,7 +35,19 @@ struct td_module {
     td_status failure; /* of the first call that failed to add a part */
     char *reason;      /* its text; NULL without memory */
     struct td__module_hook_list *hooks; /* NULL: none were added */
+    struct td__module_attachment *attachments;
 };
+
+/* What other components keep with a module. */
+
+/** Attaches `arg` to a module under `key`, an address that stands for its kind; free_fn(arg) is called before the module,
+ *  its tensors or its children are destroyed. One for each key. */
+td_status td__module_attach(td_module *module, const void *key, void *arg,
+                            void (*free_fn)(void *arg));
+/** What is attached under a key; or NULL. */
+void *td__module_attached(const td_module *module, const void *key);
+/** Removes it without a call of free_fn. */
+void td__module_detach(td_module *module, const void *key);
 
 /** Keeps the last error as the failure of `module`, and returns `status`. */
 td_status td__module_set_failure(td_module *module, td_status status);

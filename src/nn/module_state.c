@@ -4,6 +4,7 @@
 
 #include "base/buffer.h"
 #include "base/fail.h"
+#include "tensor/deferred.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,7 +16,10 @@ static td_status save_tensor(const char *name, struct td__module_tensor *entry, 
     if (!entry->saved)
         return TD_OK;
     td_tensor *alias = td__alias(entry->tensor);
-    td_status status = alias ? td_state_add(state, name, alias) : TD_ERR_NOMEM;
+    td_status status = alias ? td_tensor_set_shard(alias, td_tensor_shard(entry->tensor))
+                             : TD_ERR_NOMEM;
+    if (!status)
+        status = td_state_add(state, name, alias);
     td_tensor_release(alias);
     return status;
 }
@@ -61,6 +65,12 @@ struct loading {
     struct complaints missing, unexpected, misshapen;
 };
 
+static const char *whole_shape_of(const td_tensor *tensor)
+{
+    const td_shard *shard = td_tensor_shard(tensor);
+    return shard ? td__shape_text(shard->shape, shard->ndim) : td__shape_of(tensor);
+}
+
 static td_status compare_tensor(const char *name, struct td__module_tensor *entry, void *arg)
 {
     struct loading *loading = arg;
@@ -70,9 +80,11 @@ static td_status compare_tensor(const char *name, struct td__module_tensor *entr
     td_tensor *tensor = td_state_get(loading->state, name);
     if (!tensor)
         complain(&loading->missing, "%s", name);
-    else if (!td__same_shape(tensor, entry->tensor))
+    else if (!td__same_shape(tensor, entry->tensor) && !td__tensor_fits(tensor, entry->tensor))
         complain(&loading->misshapen, "%s (%s, not %s)", name, td__shape_of(tensor),
-                 td__shape_of(entry->tensor));
+                 whole_shape_of(entry->tensor));
+    else if (!td__tensor_fits(tensor, entry->tensor))
+        complain(&loading->misshapen, "%s (another shard)", name);
     return TD_OK;
 }
 
@@ -121,14 +133,17 @@ static td_status load_tensor(const char *name, struct td__module_tensor *entry, 
     td_tensor *from = entry->saved ? td_state_get(state, name) : NULL;
     if (!from)
         return TD_OK;
+    TD_TRY(td__deferred_end(entry->tensor, false)); /* no initial values */
     td_status status = TD_ERR_NOMEM;
     {
         TD_NO_GRAD;
         TD_SCOPE;
-        from = td_to_dtype(td_tensor_to(td_detach(from), td_tensor_device(entry->tensor)),
+        td_tensor *part = td__tensor_part_for(from, entry->tensor);
+        from = td_to_dtype(td_tensor_to(td_detach(part), td_tensor_device(entry->tensor)),
                            td_tensor_dtype(entry->tensor));
         if (from)
             status = td_tensor_copy(entry->tensor, from);
+        td_tensor_release(part);
     }
     return status;
 }

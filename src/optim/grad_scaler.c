@@ -3,7 +3,8 @@
  *
  * An optimizer goes through three stages in an iteration, ready, unscaled, stepped; the scaler has an entry for each
  * optimizer that has left the first one, until td_grad_scaler_update(). Whether a gradient is infinite is known on the
- * device at first: the host waits for it only when a step depends on it. */
+ * device at first: the host waits for it only when a step depends on it. Where parameters are shards, the ranks that have
+ * them agree then: all of them skip a step, or none. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
@@ -21,6 +22,9 @@ struct iteration {
         found; /* one f32 on the device, not 0 if a gradient is not finite; NULL: was read, or has no gradients */
     bool found_inf;
     bool stepped;
+    bool agreed; /* the ranks that have the shards have the same found_inf */
+    const struct td__sharding **shardings; /* of the parameters, each once */
+    int sharding_count;
 };
 
 struct td_grad_scaler {
@@ -82,8 +86,11 @@ td_grad_scaler *td_grad_scaler_create(const td_grad_scaler_options *options)
 /* Ends an iteration. */
 static void forget(td_grad_scaler *scaler)
 {
-    while (scaler->count > 0)
-        td_tensor_release(scaler->iterations[--scaler->count].found);
+    while (scaler->count > 0) {
+        struct iteration *iteration = &scaler->iterations[--scaler->count];
+        td_tensor_release(iteration->found);
+        free(iteration->shardings);
+    }
 }
 
 void td_grad_scaler_destroy(td_grad_scaler *scaler)
@@ -169,7 +176,7 @@ static td_status unscale_grads(const char *call, const td_optimizer *optimizer, 
     if (!list)
         return td__fail_nomem(call);
     for (int i = 0; i < optimizer->count; i++)
-        list[i] = optimizer->parameters[i].tensor;
+        list[i] = td__optimizer_source(optimizer, i);
     struct td__grads grads = {0};
     td_status status = td__find_grads(call, list, optimizer->count, &grads);
     if (!status)
@@ -179,11 +186,47 @@ static td_status unscale_grads(const char *call, const td_optimizer *optimizer, 
     return status;
 }
 
+/* Which ranks have other shards of the parameters. */
+static td_status find_shardings(const char *call, const td_optimizer *optimizer,
+                                struct iteration *iteration)
+{
+    iteration->shardings = calloc((size_t)optimizer->count + 1, sizeof(void *));
+    if (!iteration->shardings)
+        return td__fail_nomem(call);
+    for (int i = 0; i < optimizer->count; i++) {
+        const td_tensor *parameter = td__optimizer_source(optimizer, i);
+        const struct td__sharding *sharding = parameter->shard ? parameter->shard->sharding : NULL;
+        bool is_new = sharding != NULL;
+        for (int s = 0; s < iteration->sharding_count; s++)
+            is_new &= iteration->shardings[s] != sharding;
+        if (is_new)
+            iteration->shardings[iteration->sharding_count++] = sharding;
+    }
+    return TD_OK;
+}
+
+static td_status agree(const char *call, struct iteration *iteration)
+{
+    for (int s = 0; s < iteration->sharding_count && !iteration->agreed; s++) {
+        const struct td__sharding *sharding = iteration->shardings[s];
+        uint8_t mine = iteration->found_inf, *all = malloc((size_t)sharding->size);
+        if (!all)
+            return td__fail_nomem(call);
+        td_status status = sharding->all_gather(sharding, &mine, 1, all);
+        for (int rank = 0; rank < sharding->size && !status; rank++)
+            iteration->found_inf |= all[rank];
+        free(all);
+        TD_TRY(status);
+    }
+    iteration->agreed = true;
+    return TD_OK;
+}
+
 /* Waits for an accelerator, once in an iteration. */
 static td_status read_found(const char *call, struct iteration *iteration)
 {
     if (!iteration->found)
-        return TD_OK;
+        return agree(call, iteration);
     td_tensor *copy = td__to_host(call, iteration->found);
     if (!copy)
         return td__error_status();
@@ -191,7 +234,7 @@ static td_status read_found(const char *call, struct iteration *iteration)
     td_tensor_release(copy);
     td_tensor_release(iteration->found);
     iteration->found = NULL;
-    return TD_OK;
+    return agree(call, iteration);
 }
 
 static struct iteration *find_iteration(const td_grad_scaler *scaler, const td_optimizer *optimizer)
@@ -205,6 +248,11 @@ static struct iteration *find_iteration(const td_grad_scaler *scaler, const td_o
 /* Unscales the gradients of an optimizer that is ready, and enters it. */
 static td_status unscale(const char *call, td_grad_scaler *scaler, const td_optimizer *optimizer)
 {
+    if (optimizer->hooks && optimizer->hooks->steps_in_backward)
+        return td_fail(TD_ERR_STATE,
+                       "%s: the steps of this optimizer are made in the backward pass (%s()), with "
+                       "gradients that are scaled",
+                       call, optimizer->hooks->name);
     if (scaler->count == scaler->capacity) {
         int capacity = scaler->capacity ? 2 * scaler->capacity : 2;
         struct iteration *iterations = realloc(scaler->iterations,
@@ -216,7 +264,13 @@ static td_status unscale(const char *call, td_grad_scaler *scaler, const td_opti
     }
     struct iteration iteration = {.optimizer = optimizer};
     const float inverse = (float)(1 / (double)scaler->scale);
-    TD_TRY(unscale_grads(call, optimizer, inverse, &iteration.found));
+    td_status status = find_shardings(call, optimizer, &iteration);
+    if (!status)
+        status = unscale_grads(call, optimizer, inverse, &iteration.found);
+    if (status) {
+        free(iteration.shardings);
+        return status;
+    }
     scaler->iterations[scaler->count++] = iteration;
     return TD_OK;
 }

@@ -14,6 +14,8 @@ void td_optimizer_destroy(td_optimizer *optimizer)
 {
     if (!optimizer)
         return;
+    if (optimizer->hooks && optimizer->hooks->destroy)
+        optimizer->hooks->destroy(optimizer);
     for (int i = 0; i < optimizer->count; i++) {
         td_tensor_release(optimizer->parameters[i].tensor);
         for (int b = 0; b < TD__BUFFERS_MOST; b++)
@@ -98,18 +100,27 @@ static td_status add_group(td_optimizer *optimizer, const char *call, td_tensor 
     return TD_OK;
 }
 
+td_status td__optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters, int count,
+                                  const td_parameter_group *options)
+{
+    const char *call = "td_optimizer_add_group";
+    td_parameter_group given = options ? *options : (td_parameter_group){0};
+    double lr = td__option(given.lr, optimizer->numbers.lr);
+    double decay = td__option(given.weight_decay, optimizer->numbers.weight_decay);
+    return add_group(optimizer, call, parameters, count, lr, decay);
+}
+
 td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters, int count,
                                  const td_parameter_group *options)
 {
     if (options && td__check_reserved(__func__, options->reserved))
         return TD_ERR_INVALID;
-    const char *call = "td_optimizer_add_group";
     if (!optimizer)
-        return td__fail_null(call);
-    td_parameter_group given = options ? *options : (td_parameter_group){0};
-    double lr = td__option(given.lr, optimizer->numbers.lr);
-    double decay = td__option(given.weight_decay, optimizer->numbers.weight_decay);
-    return add_group(optimizer, call, parameters, count, lr, decay);
+        return td__fail_null(__func__);
+    const struct td__optimizer_hooks *hooks = optimizer->hooks;
+    return hooks && hooks->add_group
+               ? hooks->add_group(optimizer, parameters, count, options)
+               : td__optimizer_add_group(optimizer, parameters, count, options);
 }
 
 td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const char *call,
@@ -213,11 +224,18 @@ td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
 
 /* ---- Gradients -------------------------------------------------------------------------------------- */
 
+td_tensor *td__optimizer_source(const td_optimizer *optimizer, int index)
+{
+    const struct td__optimizer_hooks *hooks = optimizer->hooks;
+    return hooks && hooks->source ? hooks->source(optimizer, index)
+                                  : optimizer->parameters[index].tensor;
+}
+
 td_status td_optimizer_zero_grad(td_optimizer *optimizer)
 {
     if (!optimizer)
         return td__fail_null("td_optimizer_zero_grad");
     for (int i = 0; i < optimizer->count; i++)
-        TD_TRY(td_tensor_zero_grad(optimizer->parameters[i].tensor));
+        TD_TRY(td_tensor_zero_grad(td__optimizer_source(optimizer, i)));
     return TD_OK;
 }

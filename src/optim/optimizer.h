@@ -66,8 +66,31 @@ struct td__optimizer_kind {
                      int count);
 };
 
+/* What a wrapper (src/parallel) adds to an optimizer. Each member may be NULL. */
+struct td__optimizer_hooks {
+    const char *name;       /* of the call that has made the wrapper */
+    bool steps_in_backward; /* gradients do not outlive the backward pass */
+    /** The name of a parameter in its module, for errors; NULL if it has none. */
+    const char *(*name_of)(const td_optimizer *optimizer, int index);
+    /** The tensor whose gradient is that of parameter `index`, or of which this is a part. NULL: the parameter. */
+    td_tensor *(*source)(const td_optimizer *optimizer, int index);
+    /** Before a step: parameters get their gradients. */
+    td_status (*begin_step)(td_optimizer *optimizer);
+    /** When all is prepared, or that has failed, and nothing has changed: the status with which the step goes on. */
+    td_status (*agree)(td_optimizer *optimizer, td_status status);
+    /** After begin_step(), whatever has failed since. */
+    td_status (*end_step)(td_optimizer *optimizer, td_status status);
+    /** td_optimizer_add_group(). */
+    td_status (*add_group)(td_optimizer *optimizer, td_tensor *const *parameters, int count,
+                           const td_parameter_group *options);
+    /** Before the optimizer is freed. */
+    void (*destroy)(td_optimizer *optimizer);
+};
+
 struct td_optimizer {
     const struct td__optimizer_kind *kind;
+    const struct td__optimizer_hooks *hooks; /* NULL: none */
+    void *hook_data;
     struct td__optim_numbers numbers;
     struct td__parameter *parameters;
     int count, capacity;
@@ -83,6 +106,16 @@ td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const 
 /** The same for the parameters of a module. */
 td_optimizer *td__optimizer_of_module(const struct td__optimizer_kind *kind, const char *call,
                                       const struct td__optim_numbers *numbers, td_module *module);
+
+/** td_optimizer_add_group() without hooks. */
+td_status td__optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters, int count,
+                                  const td_parameter_group *options);
+
+/** The tensor whose gradient a step of parameter `index` uses, or a part of it. */
+td_tensor *td__optimizer_source(const td_optimizer *optimizer, int index);
+
+/** td_optimizer_step() of some parameters only. */
+td_status td__optimizer_step_some(td_optimizer *optimizer, const int *indices, int count);
 
 /** In a capture (td_graph_capture()), *numbers is where the kernel finds the numbers of step i of `steps`; else NULL.
  *  The first call is for i = 0, and makes each launch a step of all `count` (captured_step.c). */
@@ -122,6 +155,9 @@ void td__free_grads(struct td__grads *grads);
 
 /** The device whose kernels compute with a tensor: numbered devices of the host are the host. */
 td_device *td__memory_device(const td_tensor *tensor);
+
+/** TD_ERR_STATE where the parameter is a shard, and its gradient is not that of the shard. */
+td_status td__check_shard_grad(const td_tensor *parameter, const td_tensor *grad);
 
 /** A tensor of one element as it is, or a copy of it on another device; one reference. */
 td_tensor *td__number_to(const char *call, td_device *device, td_tensor *number);

@@ -8,6 +8,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "tensor/file_memory.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -154,15 +155,18 @@ static td_status read_buffer(struct loading *loading, const char *name,
     td_tensor *from = td_state_get(loading->state, name);
     if (!from)
         return td_fail(TD_ERR_INVALID, "\"%s\" is missing in the state", name);
-    if (!td__same_shape(from, parameter->tensor))
+    if (!td__tensor_fits(from, parameter->tensor))
         return td_fail(TD_ERR_INVALID, "\"%s\" has the shape %s in the state, the parameter %s",
                        name, td__shape_of(from), td__shape_of(parameter->tensor));
     TD_TRY(td_state_add(loading->seen, name, from));
-    parameter->buffers[buffer] = td__empty_like(parameter->tensor);
+    parameter->buffers[buffer] = td__empty_beside(parameter->tensor);
     if (!parameter->buffers[buffer])
         return TD_ERR_NOMEM;
     TD_TRY(td__tensor_copy_shard(parameter->buffers[buffer], parameter->tensor));
-    return copy_to(parameter->buffers[buffer], from);
+    td_tensor *part = td__tensor_part_for(from, parameter->tensor);
+    td_status status = part ? copy_to(parameter->buffers[buffer], part) : td__error_status();
+    td_tensor_release(part);
+    return status;
 }
 
 static td_status read_parameter(struct loading *loading, const td_optimizer *optimizer, int index)
@@ -242,8 +246,12 @@ td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state
     else
         take_over(optimizer, &loading);
     for (int i = 0; loading.parameters && i < optimizer->count; i++)
-        for (int b = 0; b < TD__BUFFERS_MOST; b++)
-            td_tensor_release(loading.parameters[i].buffers[b]);
+        for (int b = 0; b < TD__BUFFERS_MOST; b++) {
+            td_tensor *former = loading.parameters[i].buffers[b];
+            if (former && former->shard)
+                former->shard->sharding = NULL; /* a td_state may outlive the optimizer */
+            td_tensor_release(former);
+        }
     td_state_destroy(loading.seen);
     free(loading.parameters);
     free(loading.groups);

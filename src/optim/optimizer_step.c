@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "tensor/file_memory.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -32,6 +33,19 @@ struct former {
 
 /* ---- Preparing ---------------------------------------------------------------------------------- */
 
+/* td_fsdp() adds gradients of passes without communication up as wholes. */
+td_status td__check_shard_grad(const td_tensor *parameter, const td_tensor *grad)
+{
+    if (!parameter->shard ||
+        (grad->layout.ndim == 1 && grad->layout.numel == parameter->layout.numel))
+        return TD_OK;
+    return td_fail(
+        TD_ERR_STATE,
+        "the gradient has the shape %s and is not reduced yet, of passes in td_no_sync_begin(); "
+        "make the last pass of a step without it",
+        td__shape_of(grad));
+}
+
 static td_status prepare(const td_optimizer *optimizer, struct td__parameter *parameter,
                          td_tensor *grad, struct td__parameter_step *step)
 {
@@ -44,6 +58,7 @@ static td_status prepare(const td_optimizer *optimizer, struct td__parameter *pa
         return td_fail(TD_ERR_STATE,
                        "its state on %s does not exist yet: make a step before td_graph_capture()",
                        device->name);
+    TD_TRY(td__check_shard_grad(parameter->tensor, grad));
     TD_TRY(td__prepare_write(parameter->tensor));
     step->tensor = td__contiguous(parameter->tensor);
     step->grad = step->tensor ? td__contiguous(grad) : NULL;
@@ -52,7 +67,7 @@ static td_status prepare(const td_optimizer *optimizer, struct td__parameter *pa
     for (int b = 0; b < buffers; b++) {
         td_tensor *buffer = parameter->buffers[b];
         TD_TRY(td__prepare_write(buffer));
-        step->buffers[b] = buffer ? td_tensor_retain(buffer) : td__zeros_like(step->tensor);
+        step->buffers[b] = buffer ? td_tensor_retain(buffer) : td__zeros_beside(parameter->tensor);
         if (!step->buffers[b])
             return td__error_status();
         if (!buffer)
@@ -61,20 +76,32 @@ static td_status prepare(const td_optimizer *optimizer, struct td__parameter *pa
     return TD_OK;
 }
 
-static td_status prepare_all(td_optimizer *optimizer, struct plan *plan)
+static td_status fail_for(const td_optimizer *optimizer, int index, td_status status)
 {
-    plan->steps = calloc((size_t)optimizer->count + 1, sizeof *plan->steps);
+    const struct td__optimizer_hooks *hooks = optimizer->hooks;
+    const char *name = hooks && hooks->name_of ? hooks->name_of(optimizer, index) : NULL;
+    const char *quote = name ? "\"" : "";
+    return td_fail(status, "%s: parameter %d%s%s%.120s%s, of the shape %s: %s",
+                   optimizer->kind->name, index, name ? ", " : "", quote, name ? name : "", quote,
+                   td__shape_of(optimizer->parameters[index].tensor), td__error_text());
+}
+
+/* Of the parameters with these indices; NULL: of the first `count`. */
+static td_status prepare_all(td_optimizer *optimizer, const int *indices, int count,
+                             struct plan *plan)
+{
+    plan->steps = calloc((size_t)count + 1, sizeof *plan->steps);
     if (!plan->steps)
         return td__fail_nomem("td_optimizer_step");
-    for (int i = 0; i < optimizer->count; i++) {
+    for (int k = 0; k < count; k++) {
+        int i = indices ? indices[k] : k;
         struct td__parameter *parameter = &optimizer->parameters[i];
         td_tensor *grad = td_tensor_grad(parameter->tensor);
         if (!grad)
             continue;
         td_status status = prepare(optimizer, parameter, grad, &plan->steps[plan->count++]);
         if (status)
-            return td_fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
-                           i, td__shape_of(parameter->tensor), td__error_text());
+            return fail_for(optimizer, i, status);
     }
     return TD_OK;
 }
@@ -195,32 +222,53 @@ static void free_plan(struct plan *plan)
     free(plan->formers);
 }
 
+/* Sorts what is prepared by device, and keeps former values where they may be needed. */
+static td_status arrange(struct plan *plan)
+{
+    bool on_host = true;
+    for (int i = 0; i < plan->count && on_host; i++)
+        on_host = place_of(&plan->steps[i]) == INT_MAX;
+    if (on_host)
+        return TD_OK;
+    qsort(plan->steps, (size_t)plan->count, sizeof *plan->steps, compare_steps);
+    return needs_formers(plan) ? keep_formers(plan) : TD_OK;
+}
+
+/* `status` is that of what was done before. */
+static td_status make_step(td_optimizer *optimizer, const int *indices, int count, td_status status)
+{
+    const struct td__optimizer_hooks *hooks = optimizer->hooks;
+    struct plan plan = {0};
+    if (!status)
+        status = prepare_all(optimizer, indices, count, &plan);
+    if (!status && (status = arrange(&plan)))
+        td_fail(status, "%s: %s", optimizer->kind->name, td__error_text());
+    if (hooks && hooks->agree)
+        status = hooks->agree(optimizer, status);
+    if (!status) {
+        status = run_all(optimizer, &plan);
+        if (status) {
+            restore_formers(&plan);
+            td_fail(status, "%s: %s", optimizer->kind->name, td__error_text());
+        } else {
+            commit(&plan);
+        }
+    }
+    free_plan(&plan);
+    return status;
+}
+
+td_status td__optimizer_step_some(td_optimizer *optimizer, const int *indices, int count)
+{
+    return make_step(optimizer, indices, count, TD_OK);
+}
+
 td_status td_optimizer_step(td_optimizer *optimizer)
 {
     if (!optimizer)
         return td__fail_null("td_optimizer_step");
-    struct plan plan = {0};
-    td_status status = prepare_all(optimizer, &plan);
-    if (status)
-        goto free_plan;
-    bool on_host = true;
-    for (int i = 0; i < plan.count && on_host; i++)
-        on_host = place_of(&plan.steps[i]) == INT_MAX;
-    if (!on_host) {
-        qsort(plan.steps, (size_t)plan.count, sizeof *plan.steps, compare_steps);
-        if (needs_formers(&plan))
-            status = keep_formers(&plan);
-    }
-    if (!status) {
-        status = run_all(optimizer, &plan);
-        if (status)
-            restore_formers(&plan);
-    }
-    if (status)
-        td_fail(status, "%s: %s", optimizer->kind->name, td__error_text());
-    else
-        commit(&plan);
-free_plan:
-    free_plan(&plan);
-    return status;
+    const struct td__optimizer_hooks *hooks = optimizer->hooks;
+    td_status status = hooks && hooks->begin_step ? hooks->begin_step(optimizer) : TD_OK;
+    status = make_step(optimizer, NULL, optimizer->count, status);
+    return hooks && hooks->end_step ? hooks->end_step(optimizer, status) : status;
 }

@@ -7,6 +7,7 @@
 #include "optim/grad_norm.h"
 
 #include "base/fail.h"
+#include "optim/optimizer.h"
 #include "tensor/norm_tree.h"
 
 #include <inttypes.h>
@@ -137,6 +138,8 @@ static td_status add_nodes(struct td__shard_norms *norms, int index, td_tensor *
     int64_t first = offset / TD__NORM_BLOCK, end = first + blocks_of(count);
     words[0] = !count ? EMPTY : !grad ? NO_GRAD : (double)first;
     words[1] = (double)end;
+    if (grad && td__check_shard_grad(parameter, grad))
+        return td_fail(TD_ERR_STATE, CALL ": parameter %d: %s", index, td__error_text());
     if (!count || !grad)
         return TD_OK;
     double *sum = words + 2;

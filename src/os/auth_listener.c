@@ -146,7 +146,7 @@ static void set_abrupt(int fd, bool abrupt)
 /* It may be of the job: a reset makes its client try again. */
 static void throttle(struct pending *pending)
 {
-    close(dismiss(pending));
+    td__sock_close(dismiss(pending));
 }
 
 /* It is not of the job, or disagrees about TLS. An orderly end, so that what was sent to it arrives. */
@@ -154,7 +154,7 @@ static void reject(struct pending *pending)
 {
     int fd = dismiss(pending);
     set_abrupt(fd, false);
-    close(fd);
+    td__sock_close(fd);
 }
 
 /* ---- The handshake --------------------------------------------------------------------------- */
@@ -258,21 +258,21 @@ static void admit(struct pending *pending, const uint8_t *request)
     listener->options.fn(listener->options.arg, fd, local, copy);
 }
 
-/* From here on the plain end stands for the connection. */
+/* Reading the request carries out the handshake first. */
 static void begin_tls(struct pending *pending)
 {
     struct td__auth_listener *listener = pending->listener;
     uint8_t key[TD__MAC_SIZE];
     td__auth_key(&pending->auth, key);
     td__deadline end = pending->end;
-    int plain, fd = dismiss(pending);
+    int fd = dismiss(pending);
     set_abrupt(fd, false);
-    if (td__tls_wrap(fd, true, key, end, NULL, &plain)) {
+    if (td__tls_wrap(fd, true, key, end, NULL)) {
         td_log(TD_LOG_WARN, "a connection to the %s is lost: %s", listener->options.purpose,
                td__error_text());
         return;
     }
-    add_pending(listener, plain, false, REQUEST, end);
+    add_pending(listener, fd, false, REQUEST, end);
 }
 
 static size_t wanted(const struct pending *pending)
@@ -320,7 +320,7 @@ static bool read_pending(struct pending *pending, bool failed)
 {
     while (pending->got < wanted(pending) || take_step(pending)) {
         size_t room = wanted(pending) - pending->got;
-        ssize_t got = recv(pending->fd, pending->bytes + pending->got, room, MSG_DONTWAIT);
+        ssize_t got = td__sock_recv(pending->fd, pending->bytes + pending->got, room, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && errno == EAGAIN && !failed)
@@ -347,7 +347,7 @@ static void add_pending(struct td__auth_listener *listener, int fd, bool local, 
 {
     struct pending *pending = calloc(1, sizeof *pending);
     if (!pending) {
-        close(fd);
+        td__sock_close(fd);
         return;
     }
     pending->listener = listener;
@@ -417,7 +417,7 @@ static bool take_in(struct td__auth_listener *listener, const struct entrance *e
         if (fd > listener->highest_fd) /* the last event before there are none */
             make_room(listener);
         if (entrance->local && !td__peer_is_us(fd)) {
-            close(fd);
+            td__sock_close(fd);
             continue;
         }
         add_pending(listener, fd, entrance->local, HELLO, td__deadline_in_ms(HANDSHAKE_MS));
@@ -499,7 +499,7 @@ static void set_limits(struct td__auth_listener *listener)
 static void close_socket(int fd)
 {
     if (fd >= 0)
-        close(fd);
+        td__sock_close(fd);
 }
 
 td_status td__auth_listener_open(int tcp_fd, int local_fd,

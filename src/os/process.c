@@ -6,7 +6,9 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +56,19 @@ char td__process_state(int pid)
 bool td__boot_name(char name[64])
 {
     return td__text_read("/proc/sys/kernel/random/boot_id", name, 64);
+}
+
+uint32_t td__user_outside(void)
+{
+    uint32_t user = getuid(), inside, outside, count;
+    FILE *map = fopen("/proc/self/uid_map", "re");
+    bool found = false;
+    while (map && !found &&
+           fscanf(map, "%" SCNu32 " %" SCNu32 " %" SCNu32, &inside, &outside, &count) == 3)
+        found = user >= inside && user - inside < count;
+    if (map)
+        fclose(map);
+    return found ? outside + (user - inside) : user;
 }
 
 uint64_t td__boot_number(void)
@@ -109,6 +124,11 @@ int td__process_watch_id(const struct td__process_id *id, bool *ended)
     close(fd);
     *ended = true;
     return -1;
+}
+
+int td__process_kill(int pidfd)
+{
+    return syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) ? errno : 0;
 }
 
 bool td__process_has_ended(int pidfd, int timeout_ms)

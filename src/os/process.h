@@ -37,6 +37,10 @@ bool td__process_identify(int pid, struct td__process_id *id);
 
 bool td__process_id_equal(const struct td__process_id *a, const struct td__process_id *b);
 
+/** This process's user as the parent of its user namespace counts users: two containers may both have a user 0 or 1000
+ *  that are not the same one. */
+uint32_t td__user_outside(void);
+
 /** A number that differs from boot to boot of this machine. */
 uint64_t td__boot_number(void);
 
@@ -49,6 +53,9 @@ int td__process_watch(int pid, bool *ended);
 
 /** The same for the process `id`, which is in the caller's `space`. */
 int td__process_watch_id(const struct td__process_id *id, bool *ended);
+
+/** Ends the process of `pidfd` by SIGKILL, also if it is stopped. 0, or an errno; ESRCH if it has ended. */
+int td__process_kill(int pidfd);
 
 /** Waits up to `timeout_ms` for the process of `pidfd` to end; false where it has not, or `pidfd` is -1. */
 bool td__process_has_ended(int pidfd, int timeout_ms);

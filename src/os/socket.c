@@ -1,6 +1,8 @@
 /* Stream sockets; see socket.h. */
 #include "os/socket.h"
 
+#include "os/tls.h"
+
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/number.h"
@@ -26,6 +28,7 @@ static int open_stream(const struct td__address *address)
     td__fork_release();
     if (fd < 0)
         return -error;
+    td__tls_forget(fd);
     if (family != AF_UNIX)
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return fd;
@@ -37,6 +40,7 @@ int td__accept(int listener)
     int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), error = errno;
     td__fork_exclude(fd);
     td__fork_release();
+    td__tls_forget(fd);
     errno = error;
     return fd;
 }
@@ -46,8 +50,10 @@ int td__socket_pair(int ends[2])
     td__fork_hold();
     int error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) ? errno
                                                                                          : 0;
-    for (int i = 0; i < 2 && !error; i++)
+    for (int i = 0; i < 2 && !error; i++) {
         td__fork_exclude(ends[i]);
+        td__tls_forget(ends[i]);
+    }
     td__fork_release();
     return error;
 }
@@ -122,7 +128,7 @@ static int await_retry(int fd, short events, td__deadline deadline)
 int td__send_all(int fd, const void *data, size_t size, td__deadline deadline)
 {
     for (const char *at = data; size;) {
-        ssize_t sent = send(fd, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = td__sock_send(fd, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) {
             at += sent;
             size -= (size_t)sent;
@@ -138,7 +144,7 @@ int td__send_all(int fd, const void *data, size_t size, td__deadline deadline)
 int td__recv_all(int fd, void *data, size_t size, td__deadline deadline)
 {
     for (char *at = data; size;) {
-        ssize_t got = recv(fd, at, size, MSG_DONTWAIT);
+        ssize_t got = td__sock_recv(fd, at, size, MSG_DONTWAIT);
         if (got > 0) {
             at += got;
             size -= (size_t)got;
@@ -153,53 +159,6 @@ int td__recv_all(int fd, void *data, size_t size, td__deadline deadline)
 
 /* ---- Addresses ------------------------------------------------------------------------------- */
 
-/* The name of an end that stands for a TCP connection: abstract, with the address itself in it, and
- * something random, since names are unique. */
-struct stand_in {
-    char zero;
-    char mark[7];
-    uint8_t random[8];
-    struct sockaddr_in6 address; /* or a sockaddr_in */
-};
-
-static const char mark[] = "tandem=";
-
-static void resolve_stand_in(struct td__address *address)
-{
-    struct stand_in name;
-    size_t start = offsetof(struct sockaddr_un, sun_path);
-    if (address->any.sa_family != AF_UNIX || address->size != start + sizeof name)
-        return;
-    memcpy(&name, address->local.sun_path, sizeof name);
-    if (name.zero || memcmp(name.mark, mark, sizeof name.mark) != 0)
-        return;
-    memset(address, 0, sizeof *address);
-    address->v6 = name.address;
-    address->size = address->any.sa_family == AF_INET ? sizeof address->v4 : sizeof address->v6;
-}
-
-static void give_name(int end, const struct td__address *stands_for)
-{
-    struct stand_in name = {0};
-    struct td__address own = {.local = {.sun_family = AF_UNIX}};
-    if (stands_for->any.sa_family == AF_UNIX || td__random(name.random, sizeof name.random))
-        return;
-    memcpy(name.mark, mark, sizeof name.mark);
-    memcpy(&name.address, &stands_for->any, stands_for->size);
-    memcpy(own.local.sun_path, &name, sizeof name);
-    own.size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof name);
-    (void)!bind(end, &own.any, own.size);
-}
-
-void td__name_pair(int wire, int end, int other)
-{
-    struct td__address here, there;
-    td__local_address(wire, &here);
-    td__remote_address(wire, &there);
-    give_name(end, &here);
-    give_name(other, &there);
-}
-
 static void find_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
                          struct td__address *address)
 {
@@ -207,7 +166,6 @@ static void find_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *)
     address->size = sizeof address->local;
     if (get(fd, &address->any, &address->size))
         address->size = 0;
-    resolve_stand_in(address);
 }
 
 bool td__host_is_here(const char *host, td__deadline deadline)
@@ -237,31 +195,70 @@ void td__remote_address(int fd, struct td__address *address)
 
 /* ---- Peers that are cut off ------------------------------------------------------------------ */
 
-enum { DEFAULT_S = 10, LEAST_S = 1, MOST_S = 3600 };
+enum { DEFAULT_MS = 10000, LEAST_MS = 100, MOST_MS = 3600000, NEAR_US = 5000 };
 
-static atomic_int limit_s = DEFAULT_S;
+static atomic_int limit_ms = DEFAULT_MS;
+
+/* "10", "0.5": seconds, with three decimals at most. */
+static bool parse_seconds(const char *text, int *ms)
+{
+    const char *point = strchr(text, '.');
+    size_t whole = point ? (size_t)(point - text) : strlen(text), decimals = 0;
+    int64_t seconds, value;
+    if (!td__parse_i64(text, whole, &seconds) || seconds < 0 || seconds > MOST_MS / 1000)
+        return false;
+    value = seconds * 1000;
+    for (int unit = 100; point && point[1 + decimals]; unit /= 10, decimals++) {
+        char digit = point[1 + decimals];
+        if (digit < '0' || digit > '9' || decimals == 3)
+            return false;
+        value += (digit - '0') * unit;
+    }
+    *ms = (int)value;
+    return value >= LEAST_MS && value <= MOST_MS && (!point || decimals);
+}
 
 td_status td__heartbeat_read(void)
 {
     const char *text = getenv("TANDEM_HEARTBEAT");
-    int seconds = DEFAULT_S;
-    if (text && *text && !td__parse_int(text, LEAST_S, MOST_S, &seconds))
+    int ms = DEFAULT_MS;
+    if (text && *text && !parse_seconds(text, &ms))
         return td_fail(TD_ERR_INVALID,
-                       "TANDEM_HEARTBEAT is \"%s\"; it is a number of seconds, %d to %d", text,
-                       LEAST_S, MOST_S);
-    atomic_store(&limit_s, seconds);
+                       "TANDEM_HEARTBEAT is \"%s\"; it is a number of seconds, 0.1 to %d", text,
+                       MOST_MS / 1000);
+    atomic_store(&limit_ms, ms);
     return TD_OK;
 }
 
 int64_t td__heartbeat_ms(void)
 {
-    return (int64_t)atomic_load_explicit(&limit_s, memory_order_relaxed) * 1000;
+    return atomic_load_explicit(&limit_ms, memory_order_relaxed);
+}
+
+/* The host is in the same network, or in the same region, as far as the handshake shows. */
+static bool is_near(int fd)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    return !getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) && info.tcpi_rtt &&
+           info.tcpi_rtt <= NEAR_US;
+}
+
+/* BBR, a default on many machines, paces: it spreads what is sent over time, by timers. That makes the best of long lossy
+ * ways; where the other host is near it halves the speed of exchanges, which come in bursts and wait for each other. Reno,
+ * which everybody may choose, begins faster than CUBIC. */
+static void stop_pacing(int fd)
+{
+    char used[16] = "";
+    socklen_t size = sizeof used;
+    if (!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, used, &size) && !strncmp(used, "bbr", 3))
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
 void td__tune_tcp(int fd)
 {
     /* The first question after half the time; then as many as fit into the rest. */
-    int heartbeat = (int)(td__heartbeat_ms() / 1000);
+    int heartbeat = (int)((td__heartbeat_ms() + 999) / 1000);
     int on = 1, idle = (heartbeat + 1) / 2;
     int interval = heartbeat >= 8 ? heartbeat / 8 : 1;
     int count = (heartbeat - idle) / interval > 1 ? (heartbeat - idle) / interval : 1;
@@ -272,11 +269,10 @@ void td__tune_tcp(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 
-    /* BBR, a common default, paces: on loopback that halves the speed, and nothing is won. */
     struct td__address peer;
     td__remote_address(fd, &peer);
-    if (td__address_is_local(&peer))
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+    if (td__address_is_local(&peer) || is_near(fd))
+        stop_pacing(fd);
 }
 
 bool td__cut_off(int fd)
@@ -289,6 +285,13 @@ bool td__cut_off(int fd)
      * rarer than the heartbeat where a healthy peer just does not read. */
     return info.tcpi_retransmits && !info.tcpi_probes &&
            (int64_t)info.tcpi_last_ack_recv >= td__heartbeat_ms();
+}
+
+bool td__awaits_acknowledgement(int fd)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    return !getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) && info.tcpi_unacked;
 }
 
 /* ---- Descriptors along unix sockets ---------------------------------------------------------- */
@@ -372,6 +375,7 @@ int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadl
         close(received);
         return error;
     }
+    td__tls_forget(received);
     *passed = received;
     return 0;
 }

@@ -30,21 +30,16 @@ int td__wait_fd(int fd, short events, td__deadline deadline);
 /** Whether an address of `host` belongs to this machine: then a socket can be bound to it. */
 bool td__host_is_here(const char *host, td__deadline deadline);
 
-/** The local and the remote end of a socket; for a plain end of TLS (os/tls.h) those of the connection
- *  behind it. */
+/** The local and the remote end of a socket. */
 void td__local_address(int fd, struct td__address *address);
 void td__remote_address(int fd, struct td__address *address);
-
-/** Gives the two ends of a socketpair the addresses of the connection `wire` that they stand for:
- *  td__local_address() and td__remote_address() of `end` find them. */
-void td__name_pair(int wire, int end, int other);
 
 /* ---- Peers that are cut off: how long a host may be silent is TANDEM_HEARTBEAT, in seconds --- */
 
 /** Takes the limit from TANDEM_HEARTBEAT, for all that this process does from now on: 10 s where it is not set.
  *  Called only when a store or a group is opened: threads of the library do not read the
- *  environment, which the program may be changing. TD_ERR_INVALID where it is not a number of seconds from 1 to
- *  3600. */
+ *  environment, which the program may be changing. TD_ERR_INVALID where it is not a number of seconds from 0.1
+ *  to 3600. TCP itself counts in whole seconds. */
 td_status td__heartbeat_read(void);
 
 /** The limit that was taken last; 10 s where none was yet. */
@@ -52,13 +47,16 @@ int64_t td__heartbeat_ms(void);
 
 /** Prepares a TCP connection: no delay, and the kernel asks the other host now and then whether it is
  *  still there, so that after the heartbeat's limit of silence the connection fails by itself, as
- *  long as nothing is on its way. Does nothing for other sockets. */
+ *  long as nothing is on its way. A host that is near is not sent to by BBR. Does nothing for other sockets. */
 void td__tune_tcp(int fd);
 
 /** True when what was sent over TCP has not been acknowledged for the heartbeat's limit: the other host is
  *  cut off. The kernel itself goes on for a quarter of an hour. A peer that just does not read
  *  acknowledges, and is not meant; TCP_USER_TIMEOUT would end it, too. */
 bool td__cut_off(int fd);
+
+/** True while something that was sent over TCP has not been acknowledged: td__cut_off() may become true. */
+bool td__awaits_acknowledgement(int fd);
 
 /* ---- Descriptors along unix sockets ---------------------------------------------------------- */
 

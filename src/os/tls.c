@@ -1,33 +1,34 @@
-/* TLS by OpenSSL; see tls.h. The thread that calls what is here is in tls_pump.c.
+/* The handshake of TLS by OpenSSL, and the table of connections; see tls.h.
  *
  * The key is proven twice: by the handshake before, so that a client without the secret never gets here, and by TLS
  * itself, since the key depends on that handshake. A client accepts no certificate: what does not
- * know the key has no other way. */
-#include "base/fail.h"
-#include "os/socket.h"
+ * know the key has no other way.
+ *
+ * OpenSSL reads from the socket no further than the handshake's last record, gives us the two traffic secrets
+ * (SSL_CTX_set_keylog_callback()), and is not needed any more. */
 #include "os/tls_internal.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "os/socket.h"
 
 #include <errno.h>
 #include <openssl/err.h>
-#include <pthread.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static const unsigned char identity[] = "tandem";
 static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256 */
-
-uint64_t td__tls_key_limit = (uint64_t)64 << 30;
 
 /* ---- Contexts: one for each side, made once -------------------------------------------------- */
 
 static SSL_SESSION *key_session(SSL *ssl)
 {
-    const struct td__tls_link *link = SSL_get_app_data(ssl);
+    const struct td__tls *tls = SSL_get_app_data(ssl);
     const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, cipher_id);
     SSL_SESSION *session = SSL_SESSION_new();
-    if (session && cipher && SSL_SESSION_set1_master_key(session, link->key, sizeof link->key) &&
+    if (session && cipher && SSL_SESSION_set1_master_key(session, tls->key, sizeof tls->key) &&
         SSL_SESSION_set_cipher(session, cipher) &&
         SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION))
         return session;
@@ -55,12 +56,34 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_size, SSL_SESSI
     return *session != NULL;
 }
 
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* "LABEL random secret", the last two in hexadecimal digits. */
+static void take_secret(const SSL *ssl, const char *line)
+{
+    static const char *const labels[2] = {"CLIENT_TRAFFIC_SECRET_0 ", "SERVER_TRAFFIC_SECRET_0 "};
+    struct td__tls *tls = SSL_get_app_data(ssl);
+    for (int side = 0; side < 2; side++) {
+        if (strncmp(line, labels[side], strlen(labels[side])) != 0)
+            continue;
+        struct td__tls_keys *keys = tls->server == side ? &tls->out : &tls->in;
+        const char *at = strrchr(line, ' ') + 1;
+        for (size_t i = 0; i < TD__TLS_SECRET && digit(at[0]) >= 0 && digit(at[1]) >= 0;
+             i++, at += 2)
+            keys->secret[i] = (uint8_t)(digit(at[0]) << 4 | digit(at[1]));
+    }
+}
+
 static SSL_CTX *make_context(bool server)
 {
     SSL_CTX *context = SSL_CTX_new(server ? TLS_server_method() : TLS_client_method());
     if (!context)
         return NULL;
     if (!SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) ||
+        !SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) ||
         !SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") ||
         !SSL_CTX_set1_groups_list(context, "X25519:P-256") ||
         (server && !SSL_CTX_set_num_tickets(context, 0))) {
@@ -69,10 +92,8 @@ static SSL_CTX *make_context(bool server)
     }
     SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-                                  SSL_MODE_RELEASE_BUFFERS);
-    SSL_CTX_set_read_ahead(context, 1);
-    SSL_CTX_set_default_read_buffer_len(context, 64 << 10);
+    SSL_CTX_set_read_ahead(context, 0); /* the records after the handshake are not OpenSSL's */
+    SSL_CTX_set_keylog_callback(context, take_secret);
     if (server) {
         SSL_CTX_set_psk_find_session_callback(context, find_key);
     } else {
@@ -82,12 +103,52 @@ static SSL_CTX *make_context(bool server)
     return context;
 }
 
-static SSL_CTX *contexts[2]; /* client, server: kept for the life of the process */
+/* ---- The socket, for OpenSSL: its own functions would raise SIGPIPE ----------------------------- */
+
+static int socket_write(BIO *bio, const char *data, int size)
+{
+    const struct td__tls *tls = BIO_get_data(bio);
+    int sent = (int)send(tls->fd, data, (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    BIO_clear_retry_flags(bio);
+    if (sent < 0 && (errno == EAGAIN || errno == EINTR))
+        BIO_set_retry_write(bio);
+    return sent;
+}
+
+static int socket_read(BIO *bio, char *data, int room)
+{
+    const struct td__tls *tls = BIO_get_data(bio);
+    int got = (int)recv(tls->fd, data, (size_t)room, MSG_DONTWAIT);
+    BIO_clear_retry_flags(bio);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        BIO_set_retry_read(bio);
+    if (got == 0)
+        BIO_set_flags(bio, BIO_FLAGS_IN_EOF);
+    return got;
+}
+
+static long socket_control(BIO *bio, int command, long number, void *pointer)
+{
+    (void)number;
+    (void)pointer;
+    if (command == BIO_CTRL_EOF)
+        return BIO_test_flags(bio, BIO_FLAGS_IN_EOF) != 0;
+    return command == BIO_CTRL_FLUSH;
+}
+
+static SSL_CTX *contexts[2]; /* client, server: kept for the life of the process … */
+static BIO_METHOD *method;   /* … as this is */
 
 static void make_contexts(void)
 {
     contexts[0] = make_context(false);
     contexts[1] = make_context(true);
+    method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
+    if (method) {
+        BIO_meth_set_write(method, socket_write);
+        BIO_meth_set_read(method, socket_read);
+        BIO_meth_set_ctrl(method, socket_control);
+    }
 }
 
 static SSL_CTX *context_of(bool server)
@@ -97,23 +158,123 @@ static SSL_CTX *context_of(bool server)
     return contexts[server];
 }
 
-/* ---- Steps ----------------------------------------------------------------------------------- */
-
-/* Judges what an operation of OpenSSL returned. */
-static enum td__tls_step step_of(struct td__tls_link *link, int result)
+static BIO *make_bio(struct td__tls *tls)
 {
-    switch (SSL_get_error(link->ssl, result)) {
-    case SSL_ERROR_NONE:
-        return TD__TLS_MORE;
-    case SSL_ERROR_WANT_READ:
-    case SSL_ERROR_WANT_WRITE:
-        return TD__TLS_WAITS;
-    case SSL_ERROR_ZERO_RETURN:
-        return TD__TLS_ENDED;
-    default:
-        return TD__TLS_FAILED;
+    BIO *bio = method ? BIO_new(method) : NULL;
+    if (bio) {
+        BIO_set_data(bio, tls);
+        BIO_set_init(bio, 1);
     }
+    return bio;
 }
+
+/* ---- The table of connections: by descriptor, in chunks that stay -------------------------------- */
+
+enum { CHUNK = 1024, CHUNKS = 4096 };
+
+atomic_bool td__tls_in_use;
+static _Atomic(struct td__tls *) *_Atomic chunks[CHUNKS];
+
+static _Atomic(struct td__tls *) *place_of(int fd)
+{
+    _Atomic(struct td__tls *) *chunk = fd >= 0 && fd < CHUNK * CHUNKS
+                                           ? atomic_load_explicit(&chunks[fd / CHUNK],
+                                                                  memory_order_acquire)
+                                           : NULL;
+    return chunk ? &chunk[fd % CHUNK] : NULL;
+}
+
+struct td__tls *td__tls_find(int fd)
+{
+    _Atomic(struct td__tls *) *place = place_of(fd);
+    return place ? atomic_load_explicit(place, memory_order_acquire) : NULL;
+}
+
+static bool make_place(int fd)
+{
+    if (fd >= CHUNK * CHUNKS)
+        return false;
+    if (place_of(fd))
+        return true;
+    _Atomic(struct td__tls *) *none = NULL, *chunk = calloc(CHUNK, sizeof *chunk);
+    if (chunk && !atomic_compare_exchange_strong(&chunks[fd / CHUNK], &none, chunk))
+        free(chunk); /* another thread has made it */
+    return place_of(fd);
+}
+
+/* In a forked child the locks may be held by threads that it does not have: it only forgets. */
+static void free_tls(struct td__tls *tls)
+{
+    if (!tls)
+        return;
+    SSL_free(tls->ssl);
+    td__gcm_free(&tls->in.gcm);
+    td__gcm_free(&tls->out.gcm);
+    if (tls->text)
+        OPENSSL_cleanse(tls->text, TD__TLS_TEXT);
+    free(tls->text);
+    free(tls->part);
+    free(tls->wire);
+    if (tls->fork_generation == td__fork_generation()) {
+        pthread_mutex_destroy(&tls->recv_lock);
+        pthread_mutex_destroy(&tls->send_lock);
+    }
+    OPENSSL_cleanse(tls, sizeof *tls);
+    free(tls);
+}
+
+static struct td__tls *replace(int fd, struct td__tls *tls)
+{
+    _Atomic(struct td__tls *) *place = place_of(fd);
+    return place ? atomic_exchange(place, tls) : NULL;
+}
+
+void td__tls_forget(int fd)
+{
+    if (td__tls_of(fd))
+        free_tls(replace(fd, NULL));
+}
+
+void td__tls_move(int from, int to)
+{
+    if (!atomic_load(&td__tls_in_use))
+        return;
+    struct td__tls *tls = replace(from, NULL);
+    td__tls_forget(to);
+    if (!tls)
+        return;
+    tls->fd = to;
+    if (make_place(to))
+        replace(to, tls);
+    else
+        free_tls(tls);
+}
+
+int td__sock_shutdown(int fd, int how)
+{
+    struct td__tls *tls = td__tls_of(fd);
+    if (tls && how != SHUT_RD)
+        td__tls_say_end(tls, false);
+    return shutdown(fd, how);
+}
+
+int td__sock_close(int fd)
+{
+    struct td__tls *tls = td__tls_of(fd);
+    if (tls) {
+        td__tls_say_end(tls, false);
+        td__tls_forget(fd);
+    }
+    return close(fd);
+}
+
+const char *td__tls_complaint(int fd)
+{
+    const struct td__tls *tls = td__tls_of(fd);
+    return tls && atomic_load(&tls->changed) ? TD__TLS_CHANGED : NULL;
+}
+
+/* ---- The handshake --------------------------------------------------------------------------- */
 
 static void describe_failure(int error, struct td__tls_failure *failure)
 {
@@ -124,117 +285,97 @@ static void describe_failure(int error, struct td__tls_failure *failure)
     snprintf(failure->reason, sizeof failure->reason, "%s", reason ? reason : "unknown");
 }
 
-enum td__tls_step td__tls_shake(struct td__tls_link *link, struct td__tls_failure *failure)
+/* OpenSSL has done its part. */
+static bool begin_records(struct td__tls *tls, struct td__tls_failure *failure)
 {
+    bool with_key = SSL_session_reused(tls->ssl); /* and not without it */
+    SSL_free(tls->ssl);
+    tls->ssl = NULL;
+    OPENSSL_cleanse(tls->key, sizeof tls->key);
+    bool made = with_key && td__tls_set_keys(&tls->in, tls->in.secret) &&
+                td__tls_set_keys(&tls->out, tls->out.secret);
+    if (!made)
+        *failure = (struct td__tls_failure){.reason = "the key was not used"};
+    atomic_store_explicit(&tls->open, made, memory_order_release);
+    return made;
+}
+
+int td__tls_shake(struct td__tls *tls, struct td__tls_failure *failure)
+{
+    if (!tls->ssl) {
+        *failure = (struct td__tls_failure){.error = ECONNRESET};
+        return -1;
+    }
     ERR_clear_error();
     errno = 0;
-    int result = SSL_do_handshake(link->ssl);
-    enum td__tls_step step = step_of(link, result);
-    if (step == TD__TLS_MORE &&
-        !SSL_session_reused(link->ssl)) { /* it came about without the key */
-        step = TD__TLS_FAILED;
-        *failure = (struct td__tls_failure){.reason = "the key was not used"};
-    } else if (step == TD__TLS_FAILED || step == TD__TLS_ENDED) {
-        step = TD__TLS_FAILED;
-        describe_failure(errno, failure);
+    int result = SSL_do_handshake(tls->ssl), error = errno;
+    int what = SSL_get_error(tls->ssl, result);
+    if (what == SSL_ERROR_NONE)
+        return begin_records(tls, failure) ? 1 : -1;
+    if (what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE)
+        return 0;
+    describe_failure(error, failure);
+    if (tls->server && !failure->error)
+        td_log(TD_LOG_WARN,
+               "a client that had proven the job's secret failed in TLS (%s): the bytes may be "
+               "changed on the way",
+               failure->reason);
+    SSL_free(tls->ssl);
+    tls->ssl = NULL;
+    return -1;
+}
+
+static td_status shake_as_client(struct td__tls *tls, td__deadline deadline,
+                                 struct td__tls_failure *failure)
+{
+    for (;;) {
+        pthread_mutex_lock(&tls->recv_lock);
+        int step = td__tls_shake(tls, failure);
+        pthread_mutex_unlock(&tls->recv_lock);
+        if (step > 0)
+            return TD_OK;
+        if (step == 0)
+            failure->error = td__wait_fd(tls->fd, POLLIN, deadline);
+        if (step < 0 || failure->error)
+            return td_fail(TD_ERR_AUTH, "TLS: the handshake failed: %s",
+                           failure->error ? td__errno_text(failure->error) : failure->reason);
     }
-    link->open = step == TD__TLS_MORE;
-    return step;
-}
-
-enum td__tls_step td__tls_write(struct td__tls_link *link, const void *data, size_t size,
-                                size_t *written)
-{
-    ERR_clear_error();
-    *written = 0;
-    if (link->under_key >= td__tls_key_limit && !link->up.size &&
-        SSL_key_update(link->ssl, SSL_KEY_UPDATE_NOT_REQUESTED))
-        link->under_key = 0;
-    int result = SSL_write_ex(link->ssl, data, size, written);
-    link->under_key += *written;
-    return step_of(link, result);
-}
-
-enum td__tls_step td__tls_read(struct td__tls_link *link, void *data, size_t room, size_t *got)
-{
-    ERR_clear_error();
-    *got = 0;
-    return step_of(link, SSL_read_ex(link->ssl, data, room, got));
-}
-
-bool td__tls_found_changes(const char **reason)
-{
-    unsigned long code = ERR_peek_error();
-    const char *words = code ? ERR_reason_error_string(code) : NULL;
-    *reason = words ? words : "unknown";
-    return code && !ERR_FATAL_ERROR(code) &&
-           ERR_GET_REASON(code) != SSL_R_UNEXPECTED_EOF_WHILE_READING;
-}
-
-enum td__tls_step td__tls_end(struct td__tls_link *link)
-{
-    ERR_clear_error();
-    int result = SSL_shutdown(link->ssl);
-    return result >= 0 ? TD__TLS_MORE : step_of(link, result);
-}
-
-/* ---- Life ------------------------------------------------------------------------------------ */
-
-void td__tls_link_free(struct td__tls_link *link)
-{
-    SSL_free(link->ssl);
-    close(link->wire);
-    if (link->plain >= 0)
-        close(link->plain);
-    td__buffer_free(&link->up);
-    td__buffer_free(&link->down);
-    OPENSSL_cleanse(link, sizeof *link);
-    free(link);
 }
 
 td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td__deadline deadline,
-                       struct td__tls_failure *failure, int *plain_fd)
+                       struct td__tls_failure *failure)
 {
-    struct td__tls_wait wait = {.done = false};
-    struct stat end;
-    int ends[2];
     SSL_CTX *context = context_of(server);
     SSL *ssl = context ? SSL_new(context) : NULL;
-    struct td__tls_link *link = calloc(1, sizeof *link);
-    int error = ssl && link && SSL_set_fd(ssl, fd) ? td__socket_pair(ends) : ENOMEM;
-    if (error) {
+    struct td__tls *tls = aligned_alloc(64, (sizeof *tls + 63) / 64 * 64);
+    BIO *bio = ssl && tls && make_place(fd) ? make_bio(tls) : NULL;
+    if (!bio) {
         SSL_free(ssl);
-        free(link);
+        free(tls);
         close(fd);
-        return error == ENOMEM
-                   ? td__fail_nomem("TLS")
-                   : td_fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(error));
+        return td__fail_nomem("TLS");
     }
-    td__name_pair(fd, ends[0], ends[1]);
-    link->ssl = ssl;
-    link->wire = fd;
-    link->plain = ends[1];
-    link->end_id = fstat(ends[0], &end) ? 0 : end.st_ino;
-    link->wait = server ? NULL : &wait;
-    link->end = deadline;
-    memcpy(link->key, key, sizeof link->key);
-    SSL_set_app_data(ssl, link);
+    SSL_set_bio(ssl, bio, bio);
+    memset(tls, 0, sizeof *tls);
+    tls->fd = fd;
+    tls->fork_generation = td__fork_generation();
+    tls->ssl = ssl;
+    tls->server = server;
+    memcpy(tls->key, key, sizeof tls->key);
+    pthread_mutex_init(&tls->recv_lock, NULL);
+    pthread_mutex_init(&tls->send_lock, NULL);
+    SSL_set_app_data(ssl, tls);
     if (server)
         SSL_set_accept_state(ssl);
     else
         SSL_set_connect_state(ssl);
-
-    td_status status = td__tls_pump_add(link);
-    if (!status && (wait.failure.error || *wait.failure.reason))
-        status = td_fail(TD_ERR_AUTH, "the TLS handshake failed: %s",
-                         wait.failure.error ? td__errno_text(wait.failure.error)
-                                            : wait.failure.reason);
-    if (status) {
-        if (failure)
-            *failure = wait.failure;
-        close(ends[0]);
-        return status;
-    }
-    *plain_fd = ends[0];
-    return TD_OK;
+    free_tls(replace(fd, tls));
+    atomic_store(&td__tls_in_use, true);
+    if (server)
+        return TD_OK;
+    *failure = (struct td__tls_failure){0};
+    td_status status = shake_as_client(tls, deadline, failure);
+    if (status)
+        td__sock_close(fd);
+    return status;
 }

@@ -2,6 +2,7 @@
 #include "os/trust.h"
 
 #include "base/fail.h"
+#include "base/host.h"
 #include "base/text.h"
 #include "os/socket.h"
 #include "os/tls.h"
@@ -46,7 +47,8 @@ static td_status check_settings(const char *what, const char *purpose, const cha
 /* What was tried and how it went, for the final message: "127.0.0.1:29500 (Connection refused)". */
 struct attempts {
     char text[1024];
-    bool refused; /* nothing listens at any of the addresses */
+    bool unanswered; /* at least one has not answered in any way */
+    bool refused;    /* nothing listens at any of the addresses */
 };
 
 static void note_attempt(struct attempts *attempts, const struct td__address *address,
@@ -84,6 +86,9 @@ static td_status fail_refused(const struct td__auth *auth, const char *where, bo
             "the server at %s is not the one that is meant: something on the network leads "
             "connections elsewhere, or TANDEM_SECRET differs there",
             where);
+    if (auth->secret.origin)
+        return td_fail(TD_ERR_AUTH, "the server at %s refused the job's secret: %s", where,
+                       auth->secret.origin);
     return td_fail(
         TD_ERR_AUTH,
         "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
@@ -151,8 +156,10 @@ static td_status encrypt(int fd, const struct td__auth *auth, const char *where,
     struct td__tls_failure failure = {0};
     uint8_t key[TD__MAC_SIZE];
     td__auth_key(auth, key);
-    td_status status = td__tls_wrap(fd, false, key, deadline, &failure, out);
+    td_status status = td__tls_wrap(fd, false, key, deadline, &failure);
     *passing = failure.error;
+    if (!status)
+        *out = fd;
     if (status == TD_ERR_AUTH && !failure.error)
         return td_fail(
             status,
@@ -262,6 +269,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
 {
     attempts->text[0] = '\0';
     attempts->refused = true;
+    attempts->unanswered = false;
     for (int i = 0; i < list->count; i++) {
         const struct td__address *address = &list->at[i];
         if (!way->secret->given && !td__address_is_local(address) && !way->secret->insecure)
@@ -277,6 +285,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
             return td_fail(TD_ERR_SYSTEM, "cannot connect to the %s at %s: %s", way->purpose, host,
                            td__errno_text(-fd));
         if (fd < 0) {
+            attempts->unanswered |= fd == -ETIMEDOUT;
             if (!beside)
                 note_attempt(attempts, address, td__errno_text(-fd));
             continue;
@@ -320,6 +329,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
     TD_TRY(check_settings("connecting to", purpose, host, secret));
     for (;;) {
         bool unresolved = false, silent = false;
+        struct attempts tried = {0};
         td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
         td_status status = td__resolve(host, port, limit, &list, &unresolved);
         if (!status && !identity)
@@ -328,14 +338,17 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
             known = list;
         if (known.count) { /* what was found once is good enough when it is not found again */
             unresolved = false;
-            status = try_each(&known, host, &way, &attempts, &silent, fd);
+            status = try_each(&known, host, &way, &tried, &silent, fd);
         }
+        /* An attempt that the deadline cut short says only that; the messages of earlier ones are kept. */
+        if (silent && (!*attempts.text || !td__deadline_passed(deadline)))
+            attempts = tried;
         if (!unresolved && !silent)
             return status;
-        if (silent && identity && attempts.refused)
+        if (silent && identity && tried.refused)
             return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
 
-        /* An attempt without time left says only that; the messages of earlier ones are kept. */
+        /* The same is true of an attempt without time left. */
         int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
         bool last = left <= pause;
         if (last && left > 0)
@@ -344,8 +357,11 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
             return status;
         if (last)
             return td_fail(TD_ERR_TIMEOUT,
-                           "cannot reach the %s at %s, port %d, within %.3g s: tried %s", purpose,
-                           host, port, (double)(td__now_ns() - start) / 1e9, attempts.text);
+                           "cannot reach the %s at %s, port %d, within %.3g s: tried %s%s%s%s%s",
+                           purpose, host, port, (double)(td__now_ns() - start) / 1e9, attempts.text,
+                           attempts.unanswered ? "; a firewall may drop what goes from " : "",
+                           attempts.unanswered ? td__host_name() : "",
+                           attempts.unanswered ? " to " : "", attempts.unanswered ? host : "");
         if (!warned && td__now_ns() - start > WARN_AFTER_MS * MS) {
             td_log(TD_LOG_WARN, "still waiting for the %s at %s, port %d: %s", purpose, host, port,
                    unresolved ? td__error_text() : attempts.text);

@@ -166,7 +166,7 @@ static void drop_peer(struct td__p2p *p2p, int rank, enum td__presence presence)
 {
     struct td__peer *peer = &p2p->peers[rank];
     const char *known = td__p2p_exit_reason(p2p, rank);
-    char exit_reason[128];
+    char exit_reason[384];
     snprintf(exit_reason, sizeof exit_reason, "%s", known ? known : "has ended");
     if (peer->local >= 0 && !p2p->attached)
         p2p->attach_wanted = true; /* its ring may have messages */

@@ -15,6 +15,7 @@
 #include "p2p/p2p_link.h"
 
 #include "base/fail.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -83,7 +84,7 @@ void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link)
     if (keep_open) {
         epoll_ctl(p2p->epoll, EPOLL_CTL_DEL, link->fd, NULL);
     } else {
-        close(link->fd);
+        td__sock_close(link->fd);
         link->fd = -1;
     }
     p2p->links--;
@@ -106,7 +107,7 @@ static void free_links(struct td__p2p_link **list)
         struct td__p2p_link *link = *list;
         *list = link->next;
         if (link->fd >= 0)
-            close(link->fd);
+            td__sock_close(link->fd);
         free(link);
     }
 }
@@ -120,7 +121,7 @@ void td__p2p_tcp_accept(void *arg, int world_rank, int fd)
         rank++;
     struct td__peer *peer = rank < p2p->options.size ? &p2p->peers[rank] : NULL;
     if (!peer || peer->gone || peer->links[1] || !add_link(p2p, rank, fd, true))
-        close(fd);
+        td__sock_close(fd);
     td__p2p_wake(p2p);
     pthread_mutex_unlock(&p2p->lock);
 }
@@ -144,7 +145,7 @@ bool td__p2p_tcp_connect(struct td__p2p *p2p)
     pthread_mutex_lock(&p2p->lock);
     peer->connecting = 0;
     if (!status && (peer->gone || !add_link(p2p, rank, fd, false))) {
-        close(fd);
+        td__sock_close(fd);
         if (!peer->gone)
             td__peer_gone(p2p, rank, "cannot be connected: no memory or no descriptors");
     } else if (status && status != TD_ERR_TIMEOUT) {
@@ -181,7 +182,7 @@ static ssize_t send_part(struct td__p2p_link *link, const char *payload, size_t 
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
     ssize_t sent;
     do {
-        sent = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent = td__sock_sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (sent < 0 && errno == EINTR);
     return sent;
 }
@@ -314,7 +315,7 @@ static void say_bye(struct td__p2p_link *link)
     uint8_t header[TD__WIRE_HEADER];
     td__wire_header(header, TD__FRAME_BYE, 0, 0, 0);
     if (!link->written)
-        (void)!send(link->fd, header, sizeof header, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)!td__sock_send(link->fd, header, sizeof header, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Closing a socket with unread bytes resets it; what the other side has received by then it can still read.

@@ -180,7 +180,7 @@ static ssize_t receive_into(struct td__p2p_link *link, void *into, size_t most, 
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
     ssize_t got;
     do {
-        got = recvmsg(link->fd, &message, MSG_DONTWAIT);
+        got = td__sock_recvmsg(link->fd, &message, MSG_DONTWAIT);
     } while (got < 0 && errno == EINTR);
     return got;
 }

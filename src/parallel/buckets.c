@@ -57,29 +57,85 @@ static int assign(struct td__gradient *gradients, int count, const int *order, s
     return buckets;
 }
 
-/* The memory of one bucket, and the views of its members. Each begins at a multiple of 64 bytes. */
-static td_status fill_bucket(struct td__buckets *buckets, struct td_bucket *bucket)
+static bool is_lazy(const struct td__buckets *buckets)
 {
-    struct td__gradient *gradients = buckets->gradients;
-    td_dtype dtype = gradients[bucket->members[0]].dtype;
-    int64_t step = 64 / (int64_t)td_dtype_size(dtype), numel = 0;
-    for (int i = 0; i < bucket->member_count; i++)
-        numel += (gradients[bucket->members[i]].numel + step - 1) / step * step;
-    bucket->buffer = td__empty("bucket", &numel, 1, dtype, gradients[bucket->members[0]].device);
-    if (!bucket->buffer)
-        return TD_ERR_NOMEM;
-    TD_TRY(td__kernels_of(bucket->buffer)->fill(bucket->buffer, 0));
-    int64_t at = 0;
+    return buckets->lazy && !buckets->hook.start && !buckets->hook.finish;
+}
+
+/* The elements of a gradient and of the gap behind it: each begins at a multiple of 64 bytes. */
+static int64_t padded(const struct td__gradient *gradient)
+{
+    int64_t step = 64 / (int64_t)td_dtype_size(gradient->dtype);
+    return (gradient->numel + step - 1) / step * step;
+}
+
+/* The view of a member at element `at`. The gap behind it is 0: it is reduced, too. */
+static td_status place_member(struct td_bucket *bucket, struct td__gradient *gradient, int64_t at)
+{
+    td_tensor *part = td__narrow(bucket->buffer, 0, at, gradient->numel);
+    gradient->view = td__reshape(part, gradient->shape, gradient->ndim, NULL);
+    td_tensor_release(part);
+    if (!gradient->view)
+        return td__error_status();
+    int64_t gap = padded(gradient) - gradient->numel;
+    if (!gap)
+        return TD_OK;
+    td_tensor *behind = td__narrow(bucket->buffer, 0, at + gradient->numel, gap);
+    td_status status = behind ? td__kernels_of(behind)->fill(behind, 0) : td__error_status();
+    td_tensor_release(behind);
+    return status;
+}
+
+static void free_memory(struct td_bucket *bucket)
+{
     for (int i = 0; i < bucket->member_count; i++) {
-        struct td__gradient *gradient = &gradients[bucket->members[i]];
-        td_tensor *part = td__narrow(bucket->buffer, 0, at, gradient->numel);
-        gradient->view = td__reshape(part, gradient->shape, gradient->ndim, NULL);
-        td_tensor_release(part);
-        if (!gradient->view)
-            return TD_ERR_NOMEM;
-        at += (gradient->numel + step - 1) / step * step;
+        struct td__gradient *gradient = &bucket->all->gradients[bucket->members[i]];
+        td_tensor_release(gradient->view);
+        gradient->view = NULL;
     }
-    return TD_OK;
+    td_tensor_release(bucket->buffer);
+    bucket->buffer = NULL;
+}
+
+/* The memory of one bucket, and the views of its members. */
+td_status td__bucket_hold(struct td_bucket *bucket)
+{
+    struct td__gradient *gradients = bucket->all->gradients;
+    const struct td__gradient *first = &gradients[bucket->members[0]];
+    int64_t numel = 0;
+    if (bucket->buffer)
+        return TD_OK;
+    for (int i = 0; i < bucket->member_count; i++)
+        numel += padded(&gradients[bucket->members[i]]);
+    bucket->buffer = td__empty("bucket", &numel, 1, first->dtype, first->device);
+    td_status status = bucket->buffer ? TD_OK : td__error_status();
+    if (!status && !is_lazy(bucket->all))
+        status = td__kernels_of(bucket->buffer)->fill(bucket->buffer, 0);
+    int64_t at = 0;
+    for (int i = 0; i < bucket->member_count && !status; i++) {
+        struct td__gradient *gradient = &gradients[bucket->members[i]];
+        status = place_member(bucket, gradient, at);
+        at += padded(gradient);
+    }
+    if (status)
+        free_memory(bucket);
+    return status;
+}
+
+void td__bucket_drop(struct td_bucket *bucket)
+{
+    if (is_lazy(bucket->all) && !bucket->work)
+        free_memory(bucket);
+}
+
+td_tensor *td__buckets_view(struct td__buckets *buckets, int number)
+{
+    struct td__gradient *gradient = &buckets->gradients[number];
+    pthread_mutex_lock(&buckets->lock);
+    td_status status = td__bucket_hold(&buckets->buckets[gradient->bucket]);
+    td_tensor *view = status ? NULL : gradient->view;
+    pthread_mutex_unlock(&buckets->lock);
+    return view;
 }
 
 static td_status make_buckets(struct td__buckets *buckets, const int *order)
@@ -100,7 +156,8 @@ static td_status make_buckets(struct td__buckets *buckets, const int *order)
             if (buckets->gradients[number].bucket == b)
                 bucket->members[bucket->member_count++] = number;
         }
-        TD_TRY(fill_bucket(buckets, bucket));
+        if (!is_lazy(buckets))
+            TD_TRY(td__bucket_hold(bucket));
     }
     return TD_OK;
 }
@@ -157,6 +214,9 @@ void td__buckets_free(struct td__buckets *buckets)
         struct td_bucket *bucket = &buckets->buckets[b];
         drop_work(bucket);
         drop_data(bucket);
+        if (bucket->sums)
+            td__slice_sums_free(bucket->sums);
+        free(bucket->sums);
         td_tensor_release(bucket->buffer);
         free(bucket->members);
     }
@@ -174,10 +234,24 @@ void td__buckets_free(struct td__buckets *buckets)
 
 /* ---- A pass ---------------------------------------------------------------------------------------- */
 
+static td_status begin_slices(struct td_bucket *bucket)
+{
+    if (!bucket->sums)
+        bucket->sums = calloc(1, sizeof *bucket->sums);
+    return bucket->sums
+               ? td__slice_sums_begin(bucket->sums, bucket->all->slices, bucket->all->group)
+               : td__fail_nomem("buckets");
+}
+
 td_status td__buckets_begin(struct td__buckets *buckets)
 {
-    for (int b = 0; b < buckets->count; b++)
+    for (int b = 0; b < buckets->count; b++) {
+        if (!is_lazy(buckets))
+            TD_TRY(td__bucket_hold(&buckets->buckets[b]));
         TD_TRY(td__prepare_write(buckets->buckets[b].buffer));
+        if (buckets->slices && buckets->first_slice)
+            TD_TRY(begin_slices(&buckets->buckets[b]));
+    }
     pthread_mutex_lock(&buckets->lock);
     for (int b = 0; b < buckets->count; b++)
         drop_work(&buckets->buckets[b]);
@@ -188,6 +262,7 @@ td_status td__buckets_begin(struct td__buckets *buckets)
         buckets->buckets[b].started = false;
     }
     buckets->next = 0;
+    buckets->finished = 0;
     buckets->ordered = 0;
     pthread_mutex_unlock(&buckets->lock);
     return TD_OK;
@@ -206,6 +281,16 @@ static td_status start_average(struct td_bucket *bucket)
     return status;
 }
 
+/* The buffer has a slice. */
+static td_status add_slice(struct td_bucket *bucket)
+{
+    TD_TRY(td__slice_sums_add(bucket->sums, bucket->buffer));
+    if (!bucket->all->last_slice)
+        return TD_OK;
+    bucket->all->stats.bytes += td_tensor_nbytes(bucket->buffer);
+    return td__slice_sums_start(bucket->sums, bucket->buffer);
+}
+
 /* With the lock held: starts, in order, all buckets that are full. */
 static td_status start_full(struct td__buckets *buckets)
 {
@@ -214,7 +299,9 @@ static td_status start_full(struct td__buckets *buckets)
         struct td_bucket *bucket = &buckets->buckets[buckets->next++];
         bucket->started = true;
         bucket->start_ns = td__now_ns();
-        if (!hook->start && !hook->finish)
+        if (buckets->slices)
+            TD_TRY(add_slice(bucket));
+        else if (!hook->start && !hook->finish)
             TD_TRY(start_average(bucket));
         else if (hook->start)
             TD_TRY(hook->start(bucket, hook->arg));
@@ -247,7 +334,11 @@ static td_status finish_bucket(struct td_bucket *bucket)
     const td_comm_hook *hook = &bucket->all->hook;
     td_status status = TD_OK;
     int64_t begin = bucket->start_ns, end = 0;
-    if (hook->start || hook->finish) {
+    if (bucket->all->slices && !bucket->all->last_slice)
+        return TD_OK;
+    if (bucket->all->slices) {
+        status = td__slice_sums_finish(bucket->sums, bucket->buffer);
+    } else if (hook->start || hook->finish) {
         status = hook->finish ? hook->finish(bucket, hook->arg) : TD_OK;
     } else {
         td__work_finish(bucket->work); /* its own timeout bounds it */
@@ -264,16 +355,40 @@ static td_status finish_bucket(struct td_bucket *bucket)
     return status;
 }
 
-td_status td__buckets_finish(struct td__buckets *buckets)
+struct td_bucket *td__buckets_next(struct td__buckets *buckets)
 {
-    int64_t start = td__now_ns();
+    return buckets->finished < buckets->count ? &buckets->buckets[buckets->finished] : NULL;
+}
+
+td_status td__buckets_finish_next(struct td__buckets *buckets, struct td_bucket **bucket)
+{
+    struct td_bucket *next = td__buckets_next(buckets);
+    *bucket = NULL;
+    pthread_mutex_lock(&buckets->lock);
+    bool done = next && next->started && next->work && td_work_test(next->work);
+    pthread_mutex_unlock(&buckets->lock);
+    if (!done)
+        return TD_OK;
+    buckets->finished++;
+    TD_TRY(finish_bucket(next));
+    *bucket = next;
+    return TD_OK;
+}
+
+td_status td__buckets_finish(struct td__buckets *buckets,
+                             td_status (*each)(struct td_bucket *bucket, void *arg), void *arg)
+{
     td_status status = TD_OK;
-    for (int b = 0; b < buckets->count; b++) {
-        td_status one = finish_bucket(&buckets->buckets[b]);
+    while (buckets->finished < buckets->count) {
+        struct td_bucket *bucket = &buckets->buckets[buckets->finished++];
+        int64_t start = td__now_ns();
+        td_status one = finish_bucket(bucket);
+        buckets->stats.exposed_ns += td__now_ns() - start;
+        if (!one && !status && each)
+            one = each(bucket, arg);
         status = status ? status : one;
     }
-    buckets->stats.exposed_ns += td__now_ns() - start;
-    buckets->stats.passes++;
+    buckets->stats.passes += !buckets->slices || buckets->last_slice;
     return status;
 }
 

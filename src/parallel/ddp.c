@@ -17,6 +17,9 @@
 #include "base/option_rules.h"
 #include "group/process_group.h"
 #include "parallel/buckets.h"
+#include "parallel/in_backward.h"
+
+#include <tandem/fsdp.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,14 +33,23 @@ static td_status reduce(struct td__ddp *ddp)
     if (!td__buckets_complete(&ddp->buckets))
         return td__ddp_fail_missing(ddp);
     ddp->expecting = false;
+    if (ddp->slices && !ddp->buckets.last_slice) {
+        td__ddp_slices_end_pass(ddp);
+        return td__buckets_finish(&ddp->buckets, NULL, NULL);
+    }
     if (ddp->used || ddp->context)
         TD_TRY(td__ddp_agree(ddp));
-    TD_TRY(td__buckets_finish(&ddp->buckets));
-    if (ddp->place)
-        TD_TRY(td__ddp_deliver(ddp));
-    else if (ddp->used)
-        TD_TRY(td__ddp_restore_unused(ddp));
+    if (ddp->stepped_count && !ddp->place) {
+        TD_TRY(td__ddp_finish_with_steps(ddp));
+    } else {
+        TD_TRY(td__buckets_finish(&ddp->buckets, NULL, NULL));
+        if (ddp->place)
+            TD_TRY(td__ddp_deliver(ddp));
+        else if (ddp->used)
+            TD_TRY(td__ddp_restore_unused(ddp));
+    }
     td__ddp_plan_rebuild(ddp);
+    td__ddp_slices_end_pass(ddp);
     return TD_OK;
 }
 
@@ -107,11 +119,14 @@ static td_status on_accumulated(td_tensor *tensor, const struct td__grad_place *
             "forward",
             parameter->name);
     TD_TRY(td__ddp_check_deadline(ddp));
-    TD_TRY(move_in(parameter, ddp->buckets.gradients[parameter->number].view));
+    td_tensor *view = td__buckets_view(&ddp->buckets, parameter->number);
+    if (!view)
+        return td__error_status();
+    TD_TRY(move_in(parameter, view));
     int64_t before = td__ddp_limit_calls(ddp);
     td_status status = td__buckets_ready(&ddp->buckets, parameter->number);
     td__swap_call_timeout(before);
-    return status;
+    return !status && ddp->stepped_count ? td__ddp_step_reduced(ddp) : status;
 }
 
 /* ---- Forward --------------------------------------------------------------------------------------- */
@@ -123,7 +138,7 @@ static bool go_together(const td_tensor *a, const td_tensor *b)
 }
 
 /* One call for each device of a model over several, in the order of the tensors. */
-static td_status broadcast_all(struct td__ddp *ddp, td_tensor *const *tensors, int count)
+td_status td__ddp_broadcast(struct td__ddp *ddp, td_tensor *const *tensors, int count)
 {
     int source = td_get_global_rank(ddp->group, ddp->source);
     td_tensor **left = calloc((size_t)count + 1, 2 * sizeof *left), **now = left + count;
@@ -151,17 +166,22 @@ static td_status broadcast_buffers(struct td__ddp *ddp)
     if (!ddp->buffer_count || ddp->options.no_broadcast_buffers || !ddp->buffers_changed)
         return TD_OK;
     ddp->buffers_changed = false;
-    return broadcast_all(ddp, ddp->buffers, ddp->buffer_count);
+    return td__ddp_broadcast(ddp, ddp->buffers, ddp->buffer_count);
 }
 
 td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
 {
+    bool first = !td__ddp_slices_in_step(ddp);
+    if (records)
+        TD_TRY(td__ddp_slices_prepare(ddp, &first));
     TD_TRY(td__ddp_settle(ddp));
-    TD_TRY(broadcast_buffers(ddp));
+    if (first)
+        TD_TRY(broadcast_buffers(ddp));
     if (!records)
         return TD_OK;
-    if (ddp->rebuild)
+    if (ddp->rebuild && first)
         TD_TRY(td__ddp_rebuild(ddp));
+    TD_TRY(td__ddp_slices_begin_pass(ddp));
     return td__buckets_begin(&ddp->buckets);
 }
 
@@ -174,7 +194,7 @@ static td_status before_forward(struct td__ddp *ddp, bool records)
     if (records)
         ddp->recorded_locally = !ddp->sync;
     if (!ddp->sync)
-        return TD_OK;
+        return records && ddp->slices ? td__ddp_slices_prepare(ddp, &(bool){0}) : TD_OK;
     TD_TRY(td__ddp_prepare(ddp, records));
     if (records) {
         pthread_mutex_lock(&ddp->lock);
@@ -253,20 +273,23 @@ static void free_ddp(struct td__ddp *ddp)
     td__ddp_unlist(ddp);
     for (int i = 0; i < ddp->count; i++) {
         struct td__ddp_parameter *parameter = &ddp->parameters[i];
+        if (parameter->stepper)
+            td__in_backward_forget(parameter->stepper, parameter->step_index);
         if (parameter->hook)
             td_tensor_remove_hook(parameter->tensor, parameter->hook);
         td_tensor_release(parameter->tensor);
         td_tensor_release(parameter->before);
         free(parameter->name);
     }
-    for (int i = 0; i < ddp->buffer_count; i++)
-        td_tensor_release(ddp->buffers[i]);
     td__ddp_settle(ddp);
     if (ddp->buckets.gradients)
         td__buckets_free(&ddp->buckets);
     pthread_mutex_destroy(&ddp->lock);
     pthread_mutex_destroy(&ddp->forward_lock);
     free(ddp->parameters);
+    td__ddp_slices_free(ddp);
+    for (int i = 0; i < ddp->buffer_count; i++)
+        td_tensor_release(ddp->buffers[i]);
     free(ddp->buffers);
     free(ddp->agreement);
     free(ddp->static_unused);
@@ -407,7 +430,7 @@ td_status td__ddp_synchronise(struct td__ddp *ddp)
         return td__fail_nomem("td_ddp");
     for (int i = 0; i < ddp->count; i++)
         tensors[i] = ddp->parameters[i].tensor;
-    td_status status = broadcast_all(ddp, tensors, ddp->count);
+    td_status status = td__ddp_broadcast(ddp, tensors, ddp->count);
     for (int i = 0; i < ddp->count && !status; i++)
         td__tensor_bump_version(tensors[i]);
     free(tensors);
@@ -443,6 +466,12 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
     TD_TRY(set_devices(ddp));
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
     td_status status = parameters && buffers ? TD_OK : td__error_status();
+    for (int i = 0; i < td_state_count(parameters) && !status; i++)
+        if (td_tensor_is_meta(td_state_tensor(parameters, i)))
+            status = td_fail(TD_ERR_STATE,
+                             "td_ddp: the parameter \"%.200s\" has no memory yet; call "
+                             "td_module_materialize() first, or td_fsdp()",
+                             td_state_name(parameters, i));
     if (!status)
         status = collect_parameters(ddp, parameters);
     if (!status)
@@ -457,6 +486,7 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
     if (ddp->options.find_unused_parameters || ddp->options.static_graph)
         ddp->used = ddp->agreement + 1;
     TD_TRY(make_buckets(ddp));
+    TD_TRY(td__ddp_slices_make(ddp));
     return td__ddp_synchronise(ddp);
 }
 
@@ -477,6 +507,7 @@ td_module *td_ddp(td_module *module, const td_ddp_options *options)
         td__fail_nomem("td_ddp");
         return NULL;
     }
+    ddp->wrapper = wrapped;
     ddp->options = options ? *options : (td_ddp_options){0};
     ddp->group = ddp->options.group;
     ddp->bucket_bytes = (size_t)(ddp->options.bucket_cap_mb * (1 << 20));
@@ -500,6 +531,8 @@ td_module *td_ddp(td_module *module, const td_ddp_options *options)
 
 bool td_ddp_set_sync(td_module *module, bool sync)
 {
+    if (td_is_fsdp(module))
+        return td_fsdp_set_sync(module, sync);
     struct td__ddp *ddp = td__ddp_of(module, "td_ddp_set_sync");
     if (!ddp)
         return false;
@@ -526,6 +559,9 @@ td_status td_ddp_set_hook(td_module *module, td_comm_hook hook)
     if (!ddp)
         return TD_ERR_INVALID;
     TD_TRY(td__check_reserved(__func__, hook.reserved));
+    if (ddp->slices)
+        return td_fail(TD_ERR_INVALID,
+                       "td_ddp_set_hook: slices are summed without a communication hook");
     if (ddp->buckets.stats.passes || ddp->expecting)
         return td_fail(TD_ERR_STATE, "td_ddp_set_hook: the first pass has begun already");
     ddp->options.hook = ddp->buckets.hook = hook;

@@ -13,11 +13,14 @@ struct td__ddp_parameter {
     td_tensor *tensor; /* retained */
     char *name;
     uint64_t hook;
-    bool unused;       /* in this pass, on this rank */
-    td_tensor *before; /* its gradient before the pass, if it is unused */
+    struct td__in_backward *stepper; /* of td_optimizer_in_backward(); NULL: it is not stepped */
+    int step_index;                  /* its number in the optimizer of the stepper */
+    bool unused;                     /* in this pass, on this rank */
+    td_tensor *before;               /* its gradient before the pass, if it is unused */
 };
 
 struct td__ddp {
+    td_module *wrapper; /* what td_ddp() has returned */
     td_group *group;
     td_ddp_options options;
     td_device *device; /* of the inputs; NULL: they stay */
@@ -31,6 +34,8 @@ struct td__ddp {
     size_t bucket_bytes;
     bool sync;            /* passes are synchronised: td_ddp_set_sync() */
     bool expecting;       /* a synchronised forward has run, and its backward pass has not ended */
+    int stepped_count;    /* parameters with a stepper */
+    atomic_bool stepping; /* a thread makes the steps of reduced buckets */
     atomic_bool ending;   /* a worker has requested the callback at the end of the pass */
     struct td__ddp *next; /* in the list of all (ddp_context.c) */
     pthread_mutex_t
@@ -53,9 +58,10 @@ struct td__ddp {
     bool first_static_pass_done;
     bool *static_unused; /* static_graph: what the first pass did not use */
 
-    int source;                /* the rank of the group whose buffers and order of gradients are
+    int source;                    /* the rank of the group whose buffers and order of gradients are
                                   broadcast */
-    struct td__ddp_join *join; /* NULL outside of td_ddp_join_begin() and td_ddp_join_end() */
+    struct td__ddp_slices *slices; /* NULL: none (ddp_slices.c) */
+    struct td__ddp_join *join;     /* NULL outside of td_ddp_join_begin() and td_ddp_join_end() */
 };
 
 /** Whether td_ddp() made the module. */
@@ -68,6 +74,8 @@ struct td__ddp *td__ddp_of(const td_module *module, const char *call);
 td_status td__ddp_prepare(struct td__ddp *ddp, bool records);
 /** Broadcasts the parameters and buffers of the rank `source`. Collective. */
 td_status td__ddp_synchronise(struct td__ddp *ddp);
+/** Broadcasts tensors of the rank `source`. Collective. */
+td_status td__ddp_broadcast(struct td__ddp *ddp, td_tensor *const *tensors, int count);
 
 /** Uneven inputs (ddp_join.c): before each forward the ranks exchange what they do next. */
 td_status td__ddp_join_round(struct td__ddp *ddp, bool records);
@@ -109,6 +117,16 @@ void td__ddp_abandon(struct td__ddp *ddp);
 /** Completes what a failed pass has left. Collective. */
 td_status td__ddp_settle(struct td__ddp *ddp);
 
+/* Steps of optimizers in the backward pass (ddp_step.c). */
+
+/** Makes the stepper step a parameter, number `index` of its optimizer, or (NULL) nobody. */
+void td__ddp_set_stepper(struct td__ddp *ddp, int number, struct td__in_backward *stepper,
+                         int index);
+/** In a pass: steps the parameters of buckets that are reduced meanwhile. Does not wait. */
+td_status td__ddp_step_reduced(struct td__ddp *ddp);
+/** At the end of a pass, instead of td__buckets_finish() and td__ddp_restore_unused(). */
+td_status td__ddp_finish_with_steps(struct td__ddp *ddp);
+
 /* Rebuilding buckets (ddp_rebuild.c). */
 
 /** Collective. */
@@ -116,5 +134,40 @@ td_status td__ddp_rebuild(struct td__ddp *ddp);
 /** After a synchronised pass, also one that was only shadowed: decides whether to rebuild before
  * the next. */
 void td__ddp_plan_rebuild(struct td__ddp *ddp);
+
+/* Slices (ddp_slices.c). */
+
+/** Those of the options; nothing without them. Collective. */
+td_status td__ddp_slices_make(struct td__ddp *ddp);
+void td__ddp_slices_free(struct td__ddp *ddp);
+/** Before a forward pass that records: TD_ERR_STATE unless it is of a slice. *first: it is the first one of a step, or there
+ *  are none. */
+td_status td__ddp_slices_prepare(struct td__ddp *ddp, bool *first);
+/** After that, when the buffers are those of the step. */
+td_status td__ddp_slices_begin_pass(struct td__ddp *ddp);
+/** At the end of a backward pass. */
+void td__ddp_slices_end_pass(struct td__ddp *ddp);
+/** Whether a step has begun: the buffers are not broadcast until its end. */
+bool td__ddp_slices_in_step(const struct td__ddp *ddp);
+
+/* Steps that other ranks repeat when one has failed (ddp_repeat.c): a step changes no buffers until td__ddp_commit(), and
+ * the group may be another one for the next. */
+
+/** From now on; random numbers depend on `seed`. The module was made with slices and no_broadcast_buffers; buckets stay in
+ *  their first order. */
+void td__ddp_hold(struct td__ddp *ddp, uint64_t seed);
+/** After the slices: all ranks get the buffers that rank 0 has for after the step. Collective. */
+td_status td__ddp_share_buffers(struct td__ddp *ddp);
+/** The buffers for after the step, of which the list has room for buffer_count; returns their number, 0 where the step
+ *  changes none. They stay the module's. */
+int td__ddp_held_buffers(struct td__ddp *ddp, td_tensor **buffers);
+/** On a rank that has computed nothing: memory for them, which the caller fills in. */
+td_status td__ddp_receive_buffers(struct td__ddp *ddp);
+/** Sets the buffers to those for after the step. */
+td_status td__ddp_commit(struct td__ddp *ddp);
+/** Waits for the calls of a step that has failed, and sets buffers and generators to what they were before it. */
+td_status td__ddp_undo(struct td__ddp *ddp);
+/** Another group, and another number of slices, from the next step on. No call of the former is under way. */
+void td__ddp_rebind(struct td__ddp *ddp, td_group *group, int slices);
 
 #endif

@@ -29,7 +29,7 @@ static td_status detach_leaves(struct td__ddp *ddp)
     for (int i = 0; i < ddp->count; i++) {
         struct td__ddp_parameter *parameter = &ddp->parameters[i];
         td_tensor *view = ddp->buckets.gradients[i].view;
-        if (td_tensor_grad(parameter->tensor) != view)
+        if (!view || td_tensor_grad(parameter->tensor) != view)
             continue;
         bool kept = parameter->unused && parameter->before;
         td_tensor *own = kept ? td_tensor_retain(parameter->before) : td__clone(view);
@@ -53,7 +53,9 @@ static td_status start_rest(struct td__ddp *ddp)
 {
     struct td__buckets *buckets = &ddp->buckets;
     for (int i = ddp->count - 1; i >= 0; i--) {
-        td_tensor *view = buckets->gradients[i].view;
+        td_tensor *view = td__buckets_view(buckets, i);
+        if (!view)
+            return td__error_status();
         if (!buckets->gradients[i].ready)
             TD_TRY(td__kernels_of(view)->fill(view, 0));
         TD_TRY(td__buckets_ready(buckets, i));
@@ -132,7 +134,7 @@ td_status td__ddp_settle(struct td__ddp *ddp)
     if (!ddp->unsettled)
         return TD_OK;
     ddp->unsettled = false;
-    td_status status = td__buckets_finish(&ddp->buckets), agreed = TD_OK;
+    td_status status = td__buckets_finish(&ddp->buckets, NULL, NULL), agreed = TD_OK;
     if (ddp->agreeing) {
         td__work_finish(ddp->agreeing);
         agreed = td_work_status(ddp->agreeing);

@@ -139,11 +139,19 @@ td_status td__ddp_join_round(struct td__ddp *ddp, bool records)
     return exchange_flags(ddp, mine);
 }
 
+static td_status drop(struct td_bucket *bucket, void *arg)
+{
+    (void)arg;
+    td__bucket_drop(bucket);
+    return TD_OK;
+}
+
 /* Makes the calls of a backward pass with gradients of 0. */
 static td_status shadow_backward(struct td__ddp *ddp)
 {
     struct td__buckets *buckets = &ddp->buckets;
     for (int b = 0; b < buckets->count; b++) {
+        TD_TRY(td__bucket_hold(&buckets->buckets[b]));
         td_tensor *buffer = buckets->buckets[b].buffer;
         TD_TRY(td__kernels_of(buffer)->fill(buffer, 0));
     }
@@ -157,7 +165,7 @@ static td_status shadow_backward(struct td__ddp *ddp)
             return ddp->unsettled ? TD_OK
                                   : status; /* the failure of another rank is not one here */
     }
-    TD_TRY(td__buckets_finish(buckets));
+    TD_TRY(td__buckets_finish(buckets, drop, NULL));
     td__ddp_plan_rebuild(ddp);
     return TD_OK;
 }

@@ -3,6 +3,7 @@
 #include "parallel/ddp.h"
 
 #include "base/fail.h"
+#include "device/device_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,9 @@ static td_status move_gradients(struct td__ddp *ddp, const struct td__buckets *f
         td_tensor *grad = td_tensor_grad(ddp->parameters[i].tensor);
         if (!grad || grad != former->gradients[i].view)
             continue;
-        td_tensor *view = ddp->buckets.gradients[i].view;
+        td_tensor *view = td__buckets_view(&ddp->buckets, i);
+        if (!view)
+            return td__error_status();
         TD_TRY(td__tensor_copy(view, grad));
         TD_TRY(td_tensor_set_grad(ddp->parameters[i].tensor, view));
     }
@@ -57,6 +60,10 @@ td_status td__ddp_rebuild(struct td__ddp *ddp)
         struct td__buckets fresh = {.group = former.group,
                                     .hook = former.hook,
                                     .scale = former.scale,
+                                    .lazy = former.lazy,
+                                    .slices = former.slices,
+                                    .first_slice = former.first_slice,
+                                    .last_slice = former.last_slice,
                                     .stats = former.stats};
         status = td__buckets_init(&fresh, former.gradients, ddp->count, order, 0,
                                   ddp->bucket_bytes);
@@ -67,6 +74,8 @@ td_status td__ddp_rebuild(struct td__ddp *ddp)
                 ddp->buckets.buckets[b].all = &ddp->buckets;
             status = move_gradients(ddp, &former);
             td__buckets_free(&former);
+            if (!status) /* pages of the former buckets; later passes do not need as many */
+                status = td__host_memory_trim();
         }
     }
     free(order);

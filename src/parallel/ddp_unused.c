@@ -26,7 +26,9 @@ static void note_used(td_tensor *leaf, void *arg)
 /* Sets the gradient in the bucket to 0, and keeps the former gradient. */
 static td_status zero_unused(struct td__ddp *ddp, struct td__ddp_parameter *parameter)
 {
-    td_tensor *view = ddp->buckets.gradients[parameter->number].view;
+    td_tensor *view = td__buckets_view(&ddp->buckets, parameter->number);
+    if (!view)
+        return td__error_status();
     td_tensor *grad = td_tensor_grad(parameter->tensor);
     td_tensor_release(parameter->before);
     parameter->before = grad == view ? td__clone(grad) : td_tensor_retain(grad);
@@ -46,7 +48,8 @@ td_status td__ddp_mark_unused(struct td__ddp *ddp, const td_tensor_list *outputs
     for (int i = 0; i < ddp->count; i++) {
         struct td__ddp_parameter *parameter = &ddp->parameters[i];
         ddp->static_unused[i] = parameter->unused;
-        ddp->used[i] = !parameter->unused;
+        bool before = ddp->slices && !ddp->buckets.first_slice && ddp->used[i];
+        ddp->used[i] = before || !parameter->unused; /* in a slice of this step */
         if (parameter->unused)
             TD_TRY(zero_unused(ddp, parameter));
     }

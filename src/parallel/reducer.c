@@ -13,6 +13,7 @@ struct td_reducer {
     struct td__buckets buckets;
     void **data; /* the caller's memory, or NULL */
     int count;
+    int slice, slice_count; /* of this rank: the one that is computed now; how many there are */
     bool begun;
 };
 
@@ -54,7 +55,18 @@ static td_status fill(td_reducer *reducer, const td_reducer_buffer *buffers, int
     reducer->count = count;
     reducer->buckets.group = options->group;
     reducer->buckets.hook = options->hook;
+    reducer->buckets.slices = options->slices;
     return TD_OK;
+}
+
+static td_status check_slices(const td_reducer_options *options, int *count)
+{
+    int first;
+    if (!options->slices)
+        return TD_OK;
+    if (options->hook.start || options->hook.finish)
+        return td_fail(TD_ERR_INVALID, "td_reducer_create: slices are summed without a hook");
+    return td_slice_range(options->slices, options->group, &first, count);
 }
 
 td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
@@ -68,11 +80,15 @@ td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
                 buffers ? "of negative length" : "NULL");
         return NULL;
     }
+    int slice_count = 1;
+    if (options && check_slices(options, &slice_count))
+        return NULL;
     td_reducer *reducer = calloc(1, sizeof *reducer);
     if (!reducer) {
         td__fail_nomem("td_reducer_create");
         return NULL;
     }
+    reducer->slice_count = slice_count;
     if (fill(reducer, buffers, count, options ? options : &(td_reducer_options){0})) {
         free(reducer->data);
         free(reducer);
@@ -105,6 +121,8 @@ td_status td_reducer_ready(td_reducer *reducer, int index)
         return td__fail_null("td_reducer_ready");
     TD_TRY(check_index(reducer, "td_reducer_ready", index));
     if (!reducer->begun) {
+        reducer->buckets.first_slice = reducer->slice == 0;
+        reducer->buckets.last_slice = reducer->slice == reducer->slice_count - 1;
         TD_TRY(td__buckets_begin(&reducer->buckets));
         reducer->begun = true;
     }
@@ -142,8 +160,11 @@ td_status td_reducer_wait(td_reducer *reducer)
         return TD_OK;
     if (!reducer->begun || !td__buckets_complete(&reducer->buckets))
         return fail_missing(reducer);
-    td_status status = td__buckets_finish(&reducer->buckets);
+    td_status status = td__buckets_finish(&reducer->buckets, NULL, NULL);
     reducer->begun = false;
+    reducer->slice = status ? 0 : (reducer->slice + 1) % reducer->slice_count;
+    if (reducer->slice)
+        return status;
     for (int i = 0; i < reducer->count && !status; i++) {
         td_tensor *view = reducer->buckets.gradients[i].view;
         if (reducer->data[i] && td_tensor_nbytes(view))

@@ -17,7 +17,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { LISTEN_MS = 10000, DRAIN_MS = 2000, BATCH = 16 };
+enum { LISTEN_MS = 10000, BATCH = 16, FORMER = 64 };
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;  /* held while a domain is opened */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* for the table and `users` */
@@ -59,18 +59,80 @@ static void end_service(struct td__domain *domain)
     pthread_mutex_unlock(&domain->lock);
 }
 
+struct td__former_exclusion {
+    struct td__former_exclusion *next;
+    uint32_t number; /* of the endpoint */
+    int rank;
+    struct td__exclusion *exclusion;
+};
+
+static void free_former(struct td__former_exclusion *former)
+{
+    while (former) {
+        struct td__former_exclusion *next = former->next;
+        free(former->exclusion);
+        free(former);
+        former = next;
+    }
+}
+
+/* Those whose processes may live; the oldest are dropped. */
+void td__domain_keep_exclusions(struct td__domain *domain, const struct td__endpoint *endpoint)
+{
+    const struct td__card *peer;
+    if (!atomic_load(&endpoint->exclusions))
+        return;
+    pthread_mutex_lock(&domain->lock);
+    TD__PEER_FOREACH (peer, r, endpoint) {
+        const struct td__exclusion *exclusion = td__exclusion_of(endpoint, r);
+        struct td__former_exclusion *former = malloc(sizeof *former);
+        if (exclusion && exclusion->pidfd < 0 && r != endpoint->rank && former) {
+            *former = (struct td__former_exclusion){.next = domain->former,
+                                                    .number = endpoint->own.number,
+                                                    .rank = r,
+                                                    .exclusion = td__exclusion_copy(exclusion)};
+            domain->former = former;
+        } else {
+            free(former);
+        }
+    }
+    struct td__former_exclusion *last = domain->former;
+    for (int i = 1; last && i < FORMER; i++)
+        last = last->next;
+    if (last) {
+        free_former(last->next);
+        last->next = NULL;
+    }
+    pthread_mutex_unlock(&domain->lock);
+}
+
+static bool refuse_former(struct td__domain *domain, int fd, const uint8_t bytes[TD__REQUEST_SIZE])
+{
+    struct td__request request;
+    bool refused = false;
+    if (!td__request_read(bytes, TD__MAX_RANKS, &request))
+        return false;
+    pthread_mutex_lock(&domain->lock);
+    for (const struct td__former_exclusion *at = domain->former; at && !refused; at = at->next)
+        if (at->number == td__request_number(bytes) && at->rank == request.rank && at->exclusion) {
+            td__exclusion_refuse(at->exclusion, fd);
+            refused = true;
+        }
+    pthread_mutex_unlock(&domain->lock);
+    return refused;
+}
+
 /* An endpoint is added before its card is published, so if it is not found, it has been closed. */
 static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__REQUEST_SIZE])
 {
     struct td__domain *domain = arg;
     struct td__endpoint *endpoint = begin_service(domain, td__request_number(bytes));
-    td__tls_set_owner(fd, endpoint ? (const void *)endpoint : domain);
     if (endpoint) {
         td__endpoint_take_request(endpoint, fd, local, bytes);
         end_service(domain);
-    } else {
+    } else if (!refuse_former(domain, fd, bytes)) {
         td__reply(fd, TD__REPLY_LEFT);
-        close(fd);
+        td__sock_close(fd);
     }
 }
 
@@ -192,6 +254,7 @@ static void free_domain(struct td__domain *domain)
     pthread_mutex_destroy(&domain->view_lock);
     pthread_cond_destroy(&domain->idle);
     pthread_mutex_destroy(&domain->lock);
+    free_former(domain->former);
     free(domain);
 }
 
@@ -273,6 +336,5 @@ void td__domain_close(struct td__domain *domain)
         return;
     td__failure_detector_end(domain);
     close_listener(domain);
-    td__tls_drain(domain, td__deadline_in_ms(DRAIN_MS));
     free_domain(domain);
 }

@@ -55,6 +55,7 @@ struct td__domain {
     struct td__endpoint *served;          /* by the listener's thread; or NULL */
     struct td__endpoint *examined;        /* by the failure detector's; or NULL */
     uint32_t last_number;
+    struct td__former_exclusion *former; /* of endpoints that are closed, the newest first */
     struct td__failure_detector detector;
 
     pthread_mutex_t view_lock; /* is never held together with `lock` */
@@ -69,6 +70,10 @@ void td__domain_close(struct td__domain *domain);
 
 /** Requests reach the endpoint from now on, by the number that it gets. */
 void td__domain_add(struct td__domain *domain, struct td__endpoint *endpoint);
+
+/** The endpoint is about to be closed: the ranks that it has excluded are refused further on, so that they do not take it
+ *  for one that has left. */
+void td__domain_keep_exclusions(struct td__domain *domain, const struct td__endpoint *endpoint);
 
 /** No request reaches the endpoint any more: none of its functions runs when this returns. */
 void td__domain_remove(struct td__domain *domain, struct td__endpoint *endpoint);

@@ -20,8 +20,7 @@
 
 enum {
     CONNECT_MS = 250, /* for one attempt to connect */
-    DRAIN_MS = 2000,
-    REFUSALS = 4, /* attempts that may be refused, or end without a reply */
+    REFUSALS = 4,     /* attempts that may be refused, or end without a reply */
     REFUSED_NS = 50000000,
 };
 
@@ -31,6 +30,7 @@ static void free_endpoint(struct td__endpoint *endpoint)
 {
     pthread_cond_destroy(&endpoint->arrived);
     pthread_mutex_destroy(&endpoint->answer_lock);
+    pthread_mutex_destroy(&endpoint->pulse_lock);
     pthread_mutex_destroy(&endpoint->lock);
     td__cards_free(endpoint);
     free(endpoint);
@@ -67,6 +67,7 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     td__card_fill_in(&endpoint->own, host);
     pthread_mutex_init(&endpoint->lock, NULL);
     pthread_mutex_init(&endpoint->answer_lock, NULL);
+    pthread_mutex_init(&endpoint->pulse_lock, NULL);
     td__cond_init(&endpoint->arrived);
     TAILQ_INIT(&endpoint->arrivals);
 
@@ -90,6 +91,7 @@ void td__endpoint_close(struct td__endpoint *endpoint)
     struct td__domain *domain = endpoint->domain;
     if (domain) {
         td__failure_detector_close(endpoint);
+        td__domain_keep_exclusions(domain, endpoint);
         td__domain_remove(domain, endpoint);
         td__endpoint_leave(endpoint);
         td__views_close(endpoint);
@@ -98,7 +100,6 @@ void td__endpoint_close(struct td__endpoint *endpoint)
     td__shared_fds_forget(endpoint, 0, true);
     if (domain)
         td__domain_close(domain);
-    td__tls_drain(endpoint, td__deadline_in_ms(DRAIN_MS));
     free_endpoint(endpoint);
 }
 
@@ -166,6 +167,8 @@ td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int 
         return td_fail(TD_ERR_PEER, "it closed the connection: %s", td__errno_text(error));
     if (reply == TD__REPLY_ACCEPTED)
         return TD_OK;
+    if (reply == TD__REPLY_EXCLUDED)
+        return td__exclusion_read_refusal(endpoint, fd, deadline);
     td__presence_settle(endpoint, rank, TD__LEFT, 0);
     return td_fail(TD_ERR_PEER, "it has left");
 }
@@ -187,9 +190,11 @@ static td_status try_request(struct td__endpoint *endpoint, int rank,
     *retry = status == TD_ERR_TIMEOUT || status == TD_ERR_AUTH;
     if (status)
         return status;
-    td__tls_set_owner(fd, endpoint);
+    atomic_store(&td__peer(endpoint, rank)->reached, true);
     td__request_write(request, peer->number, bytes);
     int error = td__send_all(fd, bytes, sizeof bytes, deadline);
+    if (!error && request->text)
+        error = td__send_all(fd, request->text, (size_t)request->value, deadline);
     if (error == ETIMEDOUT)
         status = td_fail(TD_ERR_TIMEOUT, "it does not receive");
     else if (error)
@@ -199,7 +204,7 @@ static td_status try_request(struct td__endpoint *endpoint, int rank,
         status = td__endpoint_await_reply(endpoint, rank, fd, deadline, &ended);
     *retry = ended || (error && error != ETIMEDOUT);
     if (status)
-        close(fd);
+        td__sock_close(fd);
     else
         *fd_out = fd;
     return status;
@@ -214,7 +219,7 @@ static td_status send_request(struct td__endpoint *endpoint, int rank,
     struct td__error error;
     int refusals = 0;
     bool retry;
-    if (td__endpoint_presence(endpoint, rank) == TD__ENDED)
+    if (td__endpoint_presence(endpoint, rank) == TD__ENDED && request->what != TD__WANT_EXCLUSION)
         return td_fail(TD_ERR_PEER, "it %s", td__endpoint_exit_reason(endpoint, rank));
     for (;;) {
         td_status status = try_request(endpoint, rank, request, deadline, &retry, fd);
@@ -325,7 +330,7 @@ void td__endpoint_wake_rank(struct td__endpoint *endpoint, int rank, td__deadlin
     struct td__request request = {.what = TD__WANT_WAKE};
     int fd;
     if (!td__endpoint_reach(endpoint, rank, request, deadline, &fd))
-        close(fd);
+        td__sock_close(fd);
 }
 
 /* The listener's thread polls the epoll set (domain.c). Any thread can add to it without waking that thread;

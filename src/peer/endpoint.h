@@ -81,6 +81,9 @@ typedef struct td__detector_fns {
 
     /** Called a few times a second, on the detector's thread. May be NULL. */
     void (*tick)(void *arg);
+
+    /** A rank was excluded, perhaps this one. Called on the detector's thread. May be NULL. */
+    void (*excluded)(void *arg);
 } td__detector_fns;
 
 /** Starts the failure detector. Once, when the cards of all ranks are known; in a world that grows, at least this
@@ -111,8 +114,16 @@ void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t p
 /** Watches `rank` from now on, on any host; for a caller that waits for it. Cheap after the first time. */
 void td__endpoint_watch(struct td__endpoint *endpoint, int rank);
 
+/** Looks whether `rank` has left while its process runs on, which the failure detector finds only with its next tick, if
+ *  it is on this host. Cheap. */
+void td__endpoint_look(struct td__endpoint *endpoint, int rank);
+
 /** Whether the process of `rank` is known to be stopped. */
 bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank);
+
+/** For how many milliseconds `rank` has shown no sign of life (pulse.c). Waits 50 ms at most, and only if its host does
+ *  not answer. */
+int64_t td__endpoint_silence_ms(struct td__endpoint *endpoint, int rank);
 
 /** "was killed by SIGKILL", "has left", …, in a thread-local buffer; NULL while it is TD__PRESENT. */
 const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int rank);
@@ -120,6 +131,42 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
 /** The same for a caller whose connection to `rank` has ended: waits until the failure detector knows why, at most
  *  until the deadline; NULL if it does not learn it. On the detector's thread it does not wait. */
 const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__deadline deadline);
+
+/* ---- Exclusion -------------------------------------------------------------------------------
+ *
+ * A rank that is excluded counts as TD__ENDED on all others, although its process may live (exclusion.c). */
+
+enum { TD__EXCLUSION_TEXT = 200 }; /* bytes of a reason */
+
+/** Excludes `rank`, which is another one: on this rank, and on all others that are present and answer. TD_ERR_STATE if
+ *  this rank was excluded itself, TD_ERR_PEER if `rank` has left, TD_ERR_UNSUPPORTED if no rank could end its process. */
+td_status td__endpoint_exclude(struct td__endpoint *endpoint, int rank, const char *reason);
+
+/** Whether a td__endpoint_exclude() is running: this rank may learn from it that it was excluded itself. */
+bool td__endpoint_is_excluding(const struct td__endpoint *endpoint);
+
+/** TD_OK, or TD_ERR_STATE with the reason: this rank was excluded. Cheap. */
+td_status td__endpoint_check_excluded(const struct td__endpoint *endpoint, const char *what);
+
+/** Whether this process was excluded once, from any world. */
+bool td__endpoint_was_excluded(void);
+
+/** Whether `rank` was excluded. Cheap. */
+bool td__endpoint_is_excluded(const struct td__endpoint *endpoint, int rank);
+
+/** How many exclusions this rank knows. Cheap. */
+unsigned td__endpoint_exclusions(const struct td__endpoint *endpoint);
+
+/** Sends all exclusions that this rank knows to `rank`; false if it has not taken them. */
+bool td__endpoint_tell_exclusions(struct td__endpoint *endpoint, int rank, td__deadline deadline);
+
+/** Appends the exclusions that this rank knows; reads them, as a rank that is present has put them. */
+void td__endpoint_put_exclusions(const struct td__endpoint *endpoint, struct td__buffer *buffer);
+void td__endpoint_take_exclusions(struct td__endpoint *endpoint, struct td__reader *reader);
+
+/** Ends the processes of excluded ranks of this host, with which this rank shares memory, and waits until they have
+ *  ended; TD_ERR_TIMEOUT names one that has not by the deadline. */
+td_status td__endpoint_fence(struct td__endpoint *endpoint, td__deadline deadline);
 
 /* ---- Waiters ---------------------------------------------------------------------------------
  *

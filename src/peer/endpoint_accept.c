@@ -8,6 +8,7 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
+#include "os/tls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +52,7 @@ uint32_t td__request_number(const uint8_t bytes[TD__REQUEST_SIZE])
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request)
 {
     uint32_t what = td__load_u32(bytes), rank = td__load_u32(bytes + 4);
-    if (what < TD__WANT_LINK || what > TD__WANT_WAKE || rank >= (uint32_t)size)
+    if (what < TD__WANT_LINK || what > TD__WANT_EXCLUSION || rank >= (uint32_t)size)
         return false;
     *request = (struct td__request){
         .what = (enum td__want)what,
@@ -60,6 +61,9 @@ bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td
         .channel = td__load_u32(bytes + 16),
         .value = td__load_u32(bytes + 20) | (uint64_t)td__load_u32(bytes + 24) << 32,
     };
+    if (what == TD__WANT_EXCLUSION)
+        return request->group < (uint64_t)size && request->channel < (uint32_t)size &&
+               request->value < TD__EXCLUSION_TEXT;
     return what != TD__WANT_LOSS_REPORT ||
            (request->group < (uint64_t)size && request->channel > TD__PRESENT &&
             request->channel <= TD__CUT_OFF);
@@ -79,7 +83,7 @@ static void add_arrival(struct td__endpoint *endpoint, const struct td__request 
 {
     struct td__endpoint_arrival *arrival = malloc(sizeof *arrival);
     if (!arrival) {
-        close(fd);
+        td__sock_close(fd);
         return;
     }
     *arrival = (struct td__endpoint_arrival){.request = *request, .fd = fd};
@@ -89,7 +93,7 @@ static void add_arrival(struct td__endpoint *endpoint, const struct td__request 
 
 bool td__reply(int fd, char reply)
 {
-    return send(fd, &reply, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
+    return td__sock_send(fd, &reply, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
 }
 
 static void deliver(td__link_fn fn, void *arg, int rank, int fd)
@@ -97,7 +101,7 @@ static void deliver(td__link_fn fn, void *arg, int rank, int fd)
     if (fn)
         fn(arg, rank, fd);
     else
-        close(fd);
+        td__sock_close(fd);
 }
 
 static void take_link(struct td__endpoint *endpoint, const struct td__request *request, int fd)
@@ -117,14 +121,19 @@ void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local
     bool carries_fd = valid &&
                       (request.what == TD__WANT_SHARED_FD || request.what == TD__WANT_HAND_OVER);
     if (!valid || (carries_fd && !local)) {
-        close(fd);
+        td__sock_close(fd);
+        return;
+    }
+    const struct td__exclusion *exclusion = td__exclusion_of(endpoint, request.rank);
+    if (exclusion) {
+        td__exclusion_refuse(exclusion, fd);
         return;
     }
     switch (request.what) {
     case TD__WANT_LINK:
     case TD__WANT_SHARED_FD:
         if (!td__reply(fd, TD__REPLY_ACCEPTED)) {
-            close(fd);
+            td__sock_close(fd);
             return;
         }
         pthread_mutex_lock(&endpoint->lock);
@@ -141,7 +150,10 @@ void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local
         td__endpoint_answer_query(endpoint, &request, fd);
         return;
     case TD__WANT_LIFELINE:
-        td__endpoint_keep_watcher(endpoint, fd);
+        td__endpoint_keep_watcher(endpoint, request.rank, fd);
+        return;
+    case TD__WANT_EXCLUSION:
+        td__exclusion_receive(endpoint, &request, fd);
         return;
     case TD__WANT_WAKE:
         td__endpoint_wake_waiters(endpoint);
@@ -150,7 +162,7 @@ void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local
         td__endpoint_learn(endpoint, request.group, request.channel, (int)(uint32_t)request.value);
         break;
     }
-    close(fd);
+    td__sock_close(fd);
 }
 
 /* ---- Links ----------------------------------------------------------------------------------- */
@@ -220,7 +232,7 @@ void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all
     for (arrival = TAILQ_FIRST(&endpoint->arrivals); arrival; arrival = next_arrival) {
         next_arrival = TAILQ_NEXT(arrival, link);
         if (all || arrival->request.group == group)
-            close(remove_arrival(endpoint, arrival));
+            td__sock_close(remove_arrival(endpoint, arrival));
     }
     struct td__link_handler *handler, *next;
     for (handler = LIST_FIRST(&endpoint->link_handlers); handler; handler = next) {

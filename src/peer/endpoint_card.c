@@ -25,7 +25,7 @@ static void find_host_id(char text[TD__CARD_TEXT])
     td__boot_name(boot);
     stat("/proc/self/ns/net", &space);
     snprintf(text, TD__CARD_TEXT, "%s:%s:%llu:%u", *boot ? boot : "?", *boot ? "" : td__host_name(),
-             (unsigned long long)space.st_ino, (unsigned)getuid());
+             (unsigned long long)space.st_ino, (unsigned)td__user_outside());
 }
 
 void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *card)
@@ -112,7 +112,7 @@ td_status td__endpoint_add_rank(struct td__endpoint *endpoint, int rank, const t
     if (!peer)
         return td__fail_nomem("endpoint");
     td_status status = TD_OK;
-    peer->lifeline = -1;
+    peer->lifeline = peer->pulse = -1;
     if (!read_card(card, peer))
         status = td_fail(TD_ERR_MISMATCH,
                          "the card of rank %d is not valid for rank %d; all ranks must run the "
@@ -144,8 +144,11 @@ bool td__endpoint_knows(const struct td__endpoint *endpoint, int rank)
 void td__cards_free(struct td__endpoint *endpoint)
 {
     struct td__card *peer;
-    TD__PEER_FOREACH (peer, r, endpoint)
+    TD__PEER_FOREACH (peer, r, endpoint) {
+        td__exclusion_free(peer);
+        td__pulse_end(peer);
         free(peer);
+    }
     free(endpoint->peers);
     td__buffer_free(&endpoint->hosts);
 }

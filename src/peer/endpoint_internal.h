@@ -12,6 +12,21 @@
 
 enum { TD__REQUEST_SIZE = 32 };
 
+/* TD__CUT_OFF, instead of TD__STATUS_UNKNOWN: no connection to the rank ever came about, though it has come this far. */
+enum { TD__STATUS_UNREACHED = -2 };
+
+/* TD__ENDED, too: it refuses this rank, which was excluded. */
+enum { TD__STATUS_REFUSES = -3 };
+
+/* Why a rank was excluded, and by which one; see exclusion.c. Not changed once its card has it. */
+struct td__exclusion {
+    int by;
+    int pidfd; /* of its process, if that must be ended by this one; or -1 */
+    _Atomic td__deadline
+        kill_at; /* when the failure detector ends it; TD__NEVER: that is done, or not needed */
+    char reason[];
+};
+
 /* A card, and the state of its rank. */
 struct td__card {
     char host_id[TD__CARD_TEXT]; /* ranks with the same text share memory and unix sockets */
@@ -28,7 +43,11 @@ struct td__card {
     int host;                     /* its number */
     struct td__shared_view *view; /* of its arena; NULL: not mapped yet */
 
+    atomic_bool reached;      /* a connection from here has reached it once */
     atomic_bool unresponsive; /* td__endpoint_is_unresponsive() */
+    int pulse;                /* pulse.c: a connection that waits for an answer, or -1 … */
+    int64_t silent_from;      /* … and since when there is none; 0: it is not silent */
+    struct td__exclusion *_Atomic exclusion; /* NULL: none; written before `presence` */
 
     /* For the failure detector. All threads use `presence` and `wanted`; the rest belongs to the thread that
      * examines the endpoint (domain.h). */
@@ -59,6 +78,7 @@ enum td__want {
                              wait status */
     TD__WANT_HAND_OVER, /* hands over a shared descriptor, which follows the request */
     TD__WANT_WAKE,      /* wakes the waiters */
+    TD__WANT_EXCLUSION, /* the rank `group` was excluded by the rank `channel`; the reason follows, `value` bytes */
 };
 
 struct td__request {
@@ -67,15 +87,21 @@ struct td__request {
     uint64_t group;
     uint32_t channel;
     uint64_t value;
+    const char *text; /* follows the request, `value` bytes; NULL: none */
 };
 
 /* The accepting side replies to every request but a loss report and a wake with one byte. TD__REPLY_LEFT: the
- * endpoint is closed, while its listener is still open for other endpoints. */
-enum { TD__REPLY_ACCEPTED = 'A', TD__REPLY_LEFT = 'X' };
+ * endpoint is closed, while its listener is still open for other endpoints. TD__REPLY_EXCLUDED: the rank that sent the
+ * request was excluded; by which rank, and why, follows. */
+enum { TD__REPLY_ACCEPTED = 'A', TD__REPLY_LEFT = 'X', TD__REPLY_EXCLUDED = 'E' };
 
 /* The byte that a rank sends on its lifelines when it leaves. A lifeline that ends without it means that the process
  * has ended. */
 enum { TD__LEAVING = 'L' };
+
+struct td__watcher {
+    int fd, rank;
+};
 
 struct td__endpoint {
     int rank;
@@ -95,14 +121,19 @@ struct td__endpoint {
     TAILQ_HEAD(, td__endpoint_arrival) arrivals;
     LIST_HEAD(, td__link_handler) link_handlers;
     LIST_HEAD(, td__shared_fd) shared_fds;
-    struct td__buffer watchers;  /* lifelines of other ranks to this one: their descriptors */
+    struct td__buffer watchers;  /* lifelines of other ranks to this one: struct td__watcher */
+    pthread_mutex_t pulse_lock;  /* for the pulses; no lock is locked after it */
     pthread_mutex_t answer_lock; /* held while `answer` runs; locked before the locks of groups */
     td__answer_fn answer;
     void *answer_arg;
 
-    atomic_uint losses;          /* ranks that are TD__ENDED or TD__CUT_OFF */
-    atomic_bool examined;        /* by the failure detector; changes under the domain's lock */
-    atomic_bool leaving;         /* the failure detector is being stopped */
+    atomic_uint losses;     /* ranks that are TD__ENDED or TD__CUT_OFF */
+    atomic_uint exclusions; /* cards with an exclusion */
+    atomic_int excluding;   /* running td__endpoint_exclude() */
+    atomic_bool
+        exclusion_news;   /* the failure detector has not called td__detector_fns.excluded() yet */
+    atomic_bool examined; /* by the failure detector; changes under the domain's lock */
+    atomic_bool leaving;  /* the failure detector is being stopped */
     atomic_int lifelines_wanted; /* cards whose `wanted` is 1 */
     int reports;                 /* cards with a `report_end` */
     int awaited_reports;         /* cards with a `lose_at` */
@@ -217,7 +248,11 @@ void td__endpoint_query_presence(struct td__endpoint *endpoint, int from, int ra
 /** Serve a query and a lifeline, and own the connection. On the listener's thread. */
 void td__endpoint_answer_query(struct td__endpoint *endpoint, const struct td__request *request,
                                int fd);
-void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd);
+void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int rank, int fd);
+
+/** Sends the exclusion on the lifelines of `rank` to this one, and closes them. The caller holds the lock. */
+void td__endpoint_dismiss_watcher(struct td__endpoint *endpoint, int rank,
+                                  const struct td__exclusion *exclusion);
 
 /** Sends TD__LEAVING on the lifelines of other ranks, and closes them. */
 void td__endpoint_leave(struct td__endpoint *endpoint);
@@ -230,7 +265,44 @@ void td__card_fill_in(struct td__card *card, const char *host);
 /** Frees the cards. */
 void td__cards_free(struct td__endpoint *endpoint);
 
+/* ---- exclusion.c ----------------------------------------------------------------------------- */
+
+/** The exclusion of `rank`, which need not be known; NULL: there is none. */
+static inline struct td__exclusion *td__exclusion_of(const struct td__endpoint *endpoint, int rank)
+{
+    const struct td__card *peer = td__peer(endpoint, rank);
+    return peer ? atomic_load_explicit(&peer->exclusion, memory_order_acquire) : NULL;
+}
+
+/** Serves TD__WANT_EXCLUSION, and owns the connection. On the listener's thread. */
+void td__exclusion_receive(struct td__endpoint *endpoint, const struct td__request *request,
+                           int fd);
+
+/** Refuses a request of an excluded rank, and closes the connection. */
+void td__exclusion_refuse(const struct td__exclusion *exclusion, int fd);
+
+/** Receives the rest of a TD__REPLY_EXCLUDED: sets the last error. */
+td_status td__exclusion_read_refusal(struct td__endpoint *endpoint, int fd, td__deadline deadline);
+
+/** On the detector's thread: calls td__detector_fns.excluded() if there are news, and ends the processes that are due.
+ *  Returns when to call it again. */
+td__deadline td__exclusion_step(struct td__endpoint *endpoint);
+
+/** A copy without the process, for free(); NULL without memory. */
+struct td__exclusion *td__exclusion_copy(const struct td__exclusion *exclusion);
+
+/** Frees what a card has. */
+void td__exclusion_free(struct td__card *peer);
+
+/* ---- pulse.c --------------------------------------------------------------------------------- */
+
+/** Closes the pulse of a card. */
+void td__pulse_end(struct td__card *peer);
+
 /* ---- presence.c ------------------------------------------------------------------------------ */
+
+/** Whether the pid of `peer` is valid in this process's namespace. */
+bool td__is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer);
 
 /** Changes the presence of `rank` if it is TD__PRESENT, and returns whether it was. On any thread. */
 bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "os/process.h"
 #include "os/socket.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -38,7 +39,7 @@ static td_status query(struct td__endpoint *endpoint, int rank, uint32_t topic, 
             td__buffer_put(answer, bytes, part);
         left -= part;
     }
-    close(fd);
+    td__sock_close(fd);
     if (error || !valid)
         return td_fail(
             error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "%s does not answer: %s",
@@ -80,7 +81,7 @@ void td__endpoint_report_loss(struct td__endpoint *endpoint, int to, int rank,
                                   .value = (uint32_t)wait_status};
     int fd;
     if (!td__endpoint_reach(endpoint, to, request, deadline, &fd))
-        close(fd);
+        td__sock_close(fd);
 }
 
 void td__endpoint_query_presence(struct td__endpoint *endpoint, int from, int rank,
@@ -143,21 +144,24 @@ void td__endpoint_answer_query(struct td__endpoint *endpoint, const struct td__r
     td__store_u32(head + 1, (uint32_t)text.size);
     struct iovec parts[2] = {{head, answered ? sizeof head : 1}, {text.data, text.size}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = answered && text.size ? 2 : 1};
-    ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t sent = td__sock_sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)sent;
     td__buffer_free(&text);
-    close(fd);
+    td__sock_close(fd);
 }
 
-/* Closes the lifelines of ranks that have left or ended. */
-static void close_ended_watchers(struct td__endpoint *endpoint)
+/* Closes the lifelines of ranks that have left or ended; with `exclusion`, those of `rank`. */
+static void close_watchers(struct td__endpoint *endpoint, int rank,
+                           const struct td__exclusion *exclusion)
 {
-    int *watchers = (int *)endpoint->watchers.data;
+    struct td__watcher *watchers = (struct td__watcher *)endpoint->watchers.data;
     size_t count = endpoint->watchers.size / sizeof *watchers, kept = 0;
     for (size_t i = 0; i < count; i++) {
-        struct pollfd poll_fd = {.fd = watchers[i], .events = POLLIN};
-        if (poll(&poll_fd, 1, 0) > 0)
-            close(watchers[i]);
+        struct pollfd poll_fd = {.fd = watchers[i].fd, .events = POLLIN};
+        if (exclusion && watchers[i].rank == rank)
+            td__exclusion_refuse(exclusion, watchers[i].fd);
+        else if (poll(&poll_fd, 1, 0) > 0)
+            td__sock_close(watchers[i].fd);
         else
             watchers[kept++] = watchers[i];
     }
@@ -165,23 +169,31 @@ static void close_ended_watchers(struct td__endpoint *endpoint)
 }
 
 /* Keeps the connection open until this rank leaves or ends, which the other side detects. */
-void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int fd)
+void td__endpoint_keep_watcher(struct td__endpoint *endpoint, int rank, int fd)
 {
+    struct td__watcher watcher = {fd, rank};
     pthread_mutex_lock(&endpoint->lock);
-    close_ended_watchers(endpoint);
-    if (td__buffer_reserve(&endpoint->watchers, sizeof fd) && td__reply(fd, TD__REPLY_ACCEPTED))
-        td__buffer_put(&endpoint->watchers, &fd, sizeof fd);
+    close_watchers(endpoint, -1, NULL);
+    if (td__buffer_reserve(&endpoint->watchers, sizeof watcher) &&
+        td__reply(fd, TD__REPLY_ACCEPTED))
+        td__buffer_put(&endpoint->watchers, &watcher, sizeof watcher);
     else
-        close(fd);
+        td__sock_close(fd);
     pthread_mutex_unlock(&endpoint->lock);
+}
+
+void td__endpoint_dismiss_watcher(struct td__endpoint *endpoint, int rank,
+                                  const struct td__exclusion *exclusion)
+{
+    close_watchers(endpoint, rank, exclusion);
 }
 
 void td__endpoint_leave(struct td__endpoint *endpoint)
 {
-    const int *watchers = (const int *)endpoint->watchers.data;
+    const struct td__watcher *watchers = (const struct td__watcher *)endpoint->watchers.data;
     for (size_t i = 0; i < endpoint->watchers.size / sizeof *watchers; i++) {
-        td__reply(watchers[i], TD__LEAVING);
-        close(watchers[i]);
+        td__reply(watchers[i].fd, TD__LEAVING);
+        td__sock_close(watchers[i].fd);
     }
     td__buffer_free(&endpoint->watchers);
 }

@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "os/process.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -290,6 +291,6 @@ void td__failure_detector_close(struct td__endpoint *endpoint)
         if (peer->process)
             close_process(endpoint->domain, peer->process);
         if (peer->lifeline >= 0)
-            close(peer->lifeline);
+            td__sock_close(peer->lifeline);
     }
 }

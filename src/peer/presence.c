@@ -22,6 +22,7 @@
 #include "base/thread.h"
 #include "os/process.h"
 #include "os/socket.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -67,8 +68,16 @@ unsigned td__endpoint_losses(const struct td__endpoint *endpoint)
 
 const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int rank)
 {
-    static _Thread_local char text[96];
-    switch (td__endpoint_presence(endpoint, rank)) {
+    static _Thread_local char text[TD__CARD_TEXT + TD__EXCLUSION_TEXT];
+    const struct td__card *peer = td__peer(endpoint, rank);
+    enum td__presence presence = td__endpoint_presence(endpoint, rank);
+    const struct td__exclusion *exclusion = td__exclusion_of(endpoint, rank);
+    if (exclusion && (presence == TD__ENDED || presence == TD__CUT_OFF)) {
+        snprintf(text, sizeof text, "was excluded by rank %d: %s", exclusion->by,
+                 exclusion->reason);
+        return text;
+    }
+    switch (presence) {
     case TD__PRESENT:
         return NULL;
     case TD__LEFT:
@@ -76,11 +85,25 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
     case TD__GONE:
         return "has ended, or has left";
     case TD__CUT_OFF:
+        if (td__endpoint_wait_status(endpoint, rank) == TD__STATUS_UNREACHED) {
+            snprintf(
+                text, sizeof text,
+                "cannot be reached: connections to %s, port %d, get no answer, while those from "
+                "it do; a firewall lets only one direction through, or its host is down",
+                peer->address, peer->port);
+            return text;
+        }
         return "does not answer any more: its host is down, or cut off";
     case TD__ENDED:
         break;
     }
     int wait_status = td__endpoint_wait_status(endpoint, rank);
+    exclusion = td__exclusion_of(endpoint, endpoint->rank);
+    if (exclusion && wait_status == TD__STATUS_REFUSES) {
+        snprintf(text, sizeof text, "refuses rank %d, which was excluded by rank %d: %s",
+                 endpoint->rank, exclusion->by, exclusion->reason);
+        return text;
+    }
     td__wait_status_text(wait_status, text, sizeof text);
     if (wait_status != TD__STATUS_UNKNOWN && WIFEXITED(wait_status))
         strcat(text, endpoint->grows ? " without leaving" : " without leaving the group");
@@ -130,18 +153,25 @@ void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t p
         td__presence_settle(endpoint, (int)rank, (enum td__presence)presence, wait_status);
 }
 
-/* Whether the pid of `peer` is valid in this process's namespace. */
-static bool is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer)
+bool td__is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer)
 {
     const struct td__card *own = &endpoint->own;
     return !strcmp(peer->host_id, own->host_id) && peer->pid_space == own->pid_space &&
            peer->pid != own->pid;
 }
 
+void td__endpoint_look(struct td__endpoint *endpoint, int rank)
+{
+    const struct td__card *peer = td__peer(endpoint, rank);
+    if (atomic_load(&endpoint->examined) && peer->process_watched && is_present(endpoint, rank) &&
+        endpoint->detector_fns.has_left(endpoint->detector_arg, rank))
+        td__presence_settle(endpoint, rank, TD__LEFT, 0);
+}
+
 bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
 {
     const struct td__card *peer = td__peer(endpoint, rank);
-    if (!is_neighbour(endpoint, peer))
+    if (!td__is_neighbour(endpoint, peer))
         return false;
     char state = td__process_state(peer->pid);
     return state == 'T' || state == 't';
@@ -259,7 +289,7 @@ static bool watch_process(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = td__peer(endpoint, rank);
     bool ended = false;
-    if (!peer->process && is_neighbour(endpoint, peer))
+    if (!peer->process && td__is_neighbour(endpoint, peer))
         peer->process = td__watched_process_open(endpoint->domain, peer->pid, &ended);
     return ended;
 }
@@ -301,12 +331,14 @@ void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank)
     char byte;
     if (peer->lifeline < 0)
         return;
-    ssize_t got = recv(peer->lifeline, &byte, 1, MSG_DONTWAIT);
+    ssize_t got = td__sock_recv(peer->lifeline, &byte, 1, MSG_DONTWAIT);
     int error = got < 0 ? errno : 0;
     if (error == EAGAIN || error == EINTR)
         return;
     td__failure_detector_unfollow(endpoint, peer->lifeline);
-    close(peer->lifeline);
+    if (got == 1 && byte == TD__REPLY_EXCLUDED)
+        td__exclusion_read_refusal(endpoint, peer->lifeline, td__deadline_in_ms(REPORT_MS));
+    td__sock_close(peer->lifeline);
     peer->lifeline = -1;
     if (got == 1 && byte == TD__LEAVING) {
         lose(endpoint, rank, TD__LEFT, 0);
@@ -379,6 +411,7 @@ static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
         peer->lifeline = -1;
         return false;
     }
+    atomic_store(&peer->reached, true);
     td__failure_detector_follow(endpoint, peer->lifeline, rank);
     endpoint->ticks |= !same_host(endpoint, rank, endpoint->rank);
     return true;
@@ -391,6 +424,8 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
     struct td__card *peer = td__peer(endpoint, rank);
     int64_t now = td__now_ns();
     int error = probe(endpoint, rank);
+    if (!error)
+        atomic_store(&peer->reached, true);
     if (!error && connect_lifeline(endpoint, rank))
         return;
     if (!error) /* the process may have ended meanwhile */
@@ -412,7 +447,8 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
             peer->silent_probes++;
         if (peer->silent_probes >= LEAST_PROBES &&
             now - peer->silent_since >= td__heartbeat_ms() * 1000000)
-            lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
+            lose(endpoint, rank, TD__CUT_OFF,
+                 atomic_load(&peer->reached) ? TD__STATUS_UNKNOWN : TD__STATUS_UNREACHED);
         peer->next_try = now + PROBE_PAUSE_NS;
     }
 }
@@ -426,7 +462,7 @@ void td__presence_begin(struct td__endpoint *endpoint)
     TD__PEER_FOREACH (peer, r, endpoint) {
         peer->process_watched = endpoint->detector_fns.has_left &&
                                 same_host(endpoint, r, endpoint->rank) &&
-                                is_neighbour(endpoint, peer);
+                                td__is_neighbour(endpoint, peer);
         if (peer->process_watched && watch_process(endpoint, r))
             lose_process(endpoint, r);
     }
@@ -461,7 +497,7 @@ void td__presence_tick(struct td__endpoint *endpoint)
 
 td__deadline td__presence_step(struct td__endpoint *endpoint)
 {
-    td__deadline next = await_reports(endpoint);
+    td__deadline next = td__deadline_earlier(await_reports(endpoint), td__exclusion_step(endpoint));
     if (endpoint->reports) {
         report_next(endpoint);
         return 0;

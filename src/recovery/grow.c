@@ -11,41 +11,25 @@
  *                    to the other members
  */
 #include "base/fail.h"
-#include "group/root.h"
+#include "recovery/new_world.h"
 #include "store/store_ops.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    CARD = 1020,
     PAUSE_NS = 20000000,
     GRACE_MS = 10000, /* more time for the status of the first member */
 };
 
-struct card {
-    uint32_t size;
-    char bytes[CARD];
-};
-
 struct growth {
+    struct td__new_world world;
     td_group *group;
-    struct td__root *old, *fresh;
-    struct card *cards; /* of all ranks; size 0: not known yet */
-    int64_t *epochs;    /* of the newcomers; 0: not one */
+    struct td__root *old;
+    int64_t *epochs; /* of the newcomers; 0: not one */
     int64_t timeout_ms;
     td__deadline deadline;
 };
-
-static bool set_card(struct card *card, const void *bytes, size_t size)
-{
-    if (size > CARD)
-        return false;
-    memcpy(card->bytes, bytes, size);
-    card->size = (uint32_t)size;
-    return true;
-}
 
 /* ---- The first member: newcomers ------------------------------------------------------------- */
 
@@ -64,7 +48,8 @@ static td_status find_card(struct growth *growth, int rank)
         status = td__store_look_up(old->store, key, &card, &found);
         const td_bytes *dead = &old->cards[rank];
         bool same = found && card.size == dead->size && !memcmp(card.data, dead->data, card.size);
-        if (!status && found && !same && set_card(&growth->cards[rank], card.data, card.size))
+        if (!status && found && !same &&
+            td__world_card_set(&growth->world.cards[rank], card.data, card.size))
             growth->epochs[rank] = epoch;
     }
     td_bytes_free(&card);
@@ -137,7 +122,8 @@ static td_status answer_newcomers(const struct growth *growth)
             if (r == to)
                 continue;
             td__card_key(old->name, growth->epochs[to], r, key);
-            TD_TRY(td_store_set(old->store, key, growth->cards[r].bytes, growth->cards[r].size));
+            TD_TRY(td_store_set(old->store, key, growth->world.cards[r].bytes,
+                                growth->world.cards[r].size));
         }
     }
     return TD_OK;
@@ -145,100 +131,43 @@ static td_status answer_newcomers(const struct growth *growth)
 
 /* ---- All members ----------------------------------------------------------------------------- */
 
-/* The new cards of all ranks: first the members gather theirs, then the first member broadcasts those of the
- * newcomers. If it fails it still broadcasts a status, so that no member waits for it. It answers the newcomers
- * before the members: if it dies in between, the members fail in this group, where its death is noticed, and can
- * try again. In the other order they would wait in the new group for newcomers that have no answer. */
+/* The first member answers the newcomers before the members: if it dies in between, the members fail in this group, where
+ * its death is noticed, and can try again. In the other order they would wait in the new group for newcomers that have
+ * no answer. If it fails it still broadcasts a status, so that no member waits for it. */
 static td_status exchange(struct growth *growth)
 {
-    td_group *group = growth->group;
-    struct td__buffer own = {0};
-    struct card card = {0}, *all = malloc(sizeof *all * (size_t)group->size);
-    int32_t status = all ? TD_OK : td__fail_nomem("td_group_grow");
-    td__endpoint_card(growth->fresh->endpoint, &own);
-    if (!status && (own.failed || !set_card(&card, own.data, own.size)))
-        status = td__fail_nomem("td_group_grow");
-    td__buffer_free(&own);
-    if (!status)
-        status = td_group_all_gather(all, &card, sizeof card, TD_U8, group, NULL);
-    for (int i = 0; i < group->size && !status; i++)
-        growth->cards[group->ranks[i]] = all[i];
-    free(all);
-    if (status)
-        return (td_status)status;
-
-    struct {
-        int32_t status;
-        char why[508];
-    } verdict = {0};
-    if (group->rank == 0) {
-        verdict.status = (int32_t)await_newcomers(growth);
-        if (!verdict.status)
-            verdict.status = (int32_t)answer_newcomers(growth);
-        if (verdict.status)
-            snprintf(verdict.why, sizeof verdict.why, "%s", td__error_text());
+    td_status status = TD_OK;
+    TD_TRY(td__new_world_prepare(&growth->world, growth->old, growth->old->size));
+    if (growth->group->rank == 0) {
+        status = await_newcomers(growth);
+        if (!status)
+            status = answer_newcomers(growth);
     }
-    TD_TRY(td_group_broadcast(&verdict, sizeof verdict, TD_U8, group->ranks[0], group, NULL));
-    verdict.why[sizeof verdict.why - 1] = 0;
-    if (verdict.status)
-        return td_fail((td_status)verdict.status, "%s", verdict.why);
-    return td_group_broadcast(growth->cards, sizeof *growth->cards * (size_t)growth->old->size,
-                              TD_U8, group->ranks[0], group, NULL);
-}
-
-static td_status connect_all(struct growth *growth)
-{
-    struct td__root *fresh = growth->fresh;
-    for (int r = 0; r < fresh->size; r++) {
-        const struct card *card = &growth->cards[r];
-        char *bytes = malloc(card->size + 1);
-        if (!bytes || card->size > CARD) {
-            free(bytes);
-            return td__fail_nomem("td_group_grow");
-        }
-        memcpy(bytes, card->bytes, card->size);
-        bytes[card->size] = 0;
-        fresh->cards[r] = (td_bytes){bytes, card->size};
-    }
-    return td__endpoint_connect_all(fresh->endpoint, fresh->cards);
+    return td__new_world_spread(&growth->world, status);
 }
 
 static td_status grow(td_group *group, const td_group_options *options, td_group **grown)
 {
     struct td__root *old = group->root;
-    size_t size = (size_t)old->size;
     struct growth growth = {
+        .world = {.what = "td_group_grow", .group = group, .places = group->ranks},
         .group = group,
         .old = old,
-        .cards = calloc(size, sizeof *growth.cards),
-        .epochs = calloc(size, sizeof *growth.epochs),
+        .epochs = calloc((size_t)old->size, sizeof *growth.epochs),
         .timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group),
     };
-    td_group_options same = {.name = old->named ? old->name : NULL,
-                             .backend = old->backend,
-                             .backend_options = old->backend_options,
-                             .timeout_ms = old->timeout_ms};
     td_group *result;
+    if (!growth.epochs)
+        return td__fail_nomem("td_group_grow");
     growth.deadline = td__deadline_in_ms(growth.timeout_ms);
-    td_status status = growth.cards && growth.epochs ? TD_OK : td__fail_nomem("td_group_grow");
+    int64_t limit = growth.timeout_ms < INT64_MAX - GRACE_MS ? growth.timeout_ms + GRACE_MS
+                                                             : INT64_MAX;
+    int64_t before = td__swap_call_timeout(limit);
+    td_status status = exchange(&growth);
+    td__swap_call_timeout(before);
     if (!status)
-        status = td__root_make(old->given, old->rank, old->size, &same, &growth.fresh);
-    if (!status) {
-        growth.fresh->world = old->world;
-        growth.fresh->grown = true;
-        int64_t limit = growth.timeout_ms < INT64_MAX - GRACE_MS ? growth.timeout_ms + GRACE_MS
-                                                                 : INT64_MAX;
-        int64_t before = td__swap_call_timeout(limit);
-        status = exchange(&growth);
-        td__swap_call_timeout(before);
-        if (!status)
-            status = connect_all(&growth);
-        if (status)
-            td__root_free(growth.fresh, status);
-        else
-            status = td__root_begin(growth.fresh, &result);
-    }
-    free(growth.cards);
+        status = td__new_world_begin(&growth.world, &result);
+    td__new_world_free(&growth.world);
     free(growth.epochs);
     if (status)
         return status;
@@ -258,6 +187,12 @@ td_status td_group_grow(td_group *group, const td_group_options *options, td_gro
     if (!grown)
         return td_fail(TD_ERR_INVALID, "td_group_grow: the result is NULL");
     TD_TRY(td__check_group_options("td_group_grow", options, group->root));
+    if (group->root->admitted)
+        return td_fail(
+            TD_ERR_STATE,
+            "td_group_grow on group \"%s\": its world was made by td_group_admit(), which "
+            "gives ranks out; call that to take in more processes",
+            group->name);
     td__group_use(group);
     td_status status = grow(group, options, grown);
     td__group_unuse(group);

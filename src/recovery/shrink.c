@@ -15,6 +15,11 @@
  *
  * A query also aborts the group, so that threads that wait in it return, and the rank can join.
  *
+ * Exclusions (peer/exclusion.c) that not all ranks know spread with the agreement: a rank first tells another one those
+ * that it knows, so that a query does not abort the group without the reason; and an answer has those of the rank that
+ * answers. A rank that was excluded itself fails. The call returns only when the processes of excluded ranks that share
+ * memory with this one have ended.
+ *
  * The state of an agreement stays until the root ends; the root's lock guards it. */
 #include "base/fail.h"
 #include "base/text.h"
@@ -115,6 +120,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
     }
     put_state(agreement, answer);
     pthread_mutex_unlock(&root->lock);
+    td__endpoint_put_exclusions(root->endpoint, answer);
 }
 
 /* ---- Taking part ----------------------------------------------------------------------------- */
@@ -122,7 +128,8 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
 struct attempt {
     td_group *group;
     struct agreement *agreement;
-    bool leads; /* all present ranks follow this one */
+    bool leads;     /* all present ranks follow this one */
+    unsigned *told; /* by index: the number of exclusions that it was told */
 };
 
 static bool is_present(const struct attempt *attempt, int index)
@@ -144,18 +151,31 @@ static void take_outcome(struct attempt *attempt, int leader, struct td__reader 
 {
     struct agreement *agreement = attempt->agreement;
     pthread_mutex_lock(&attempt->group->root->lock);
-    if (!agreement->decided && leader >= agreement->follows) {
-        for (int i = 0; i < agreement->size; i++)
-            agreement->left[i] = td__reader_u8(reader) != 0;
-        agreement->decided = td__reader_done(reader);
+    bool wanted = !agreement->decided && leader >= agreement->follows;
+    for (int i = 0; i < agreement->size; i++) {
+        bool left = td__reader_u8(reader) != 0;
+        if (wanted)
+            agreement->left[i] = left;
     }
+    agreement->decided = agreement->decided || (wanted && !reader->failed);
     pthread_mutex_unlock(&attempt->group->root->lock);
+}
+
+static void tell_exclusions(struct attempt *attempt, int index)
+{
+    struct td__endpoint *endpoint = attempt->group->root->endpoint;
+    unsigned known = td__endpoint_exclusions(endpoint);
+    if (attempt->told[index] != known &&
+        td__endpoint_tell_exclusions(endpoint, attempt->group->ranks[index],
+                                     td__deadline_in_ms(QUERY_MS)))
+        attempt->told[index] = known;
 }
 
 /* Queries one member, and stores its outcome if it has one. False if it does not answer. */
 static bool query(struct attempt *attempt, int index, uint32_t what, int leader)
 {
     struct td__buffer answer = {0};
+    tell_exclusions(attempt, index);
     bool answered = !td__endpoint_query(
         attempt->group->root->endpoint, attempt->group->ranks[index], TD__TOPIC_SHRINK,
         attempt->group->key, (uint64_t)attempt->agreement->attempt << 32 | what,
@@ -164,6 +184,7 @@ static bool query(struct attempt *attempt, int index, uint32_t what, int leader)
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         if (td__reader_u8(&reader) == DECIDED)
             take_outcome(attempt, leader, &reader);
+        td__endpoint_take_exclusions(attempt->group->root->endpoint, &reader);
     }
     td__buffer_free(&answer);
     return answered;
@@ -233,23 +254,28 @@ static td_status fail_late(const struct attempt *attempt, int leader, int64_t ti
                    count > 1 ? "have" : "has", (long long)timeout_ms);
 }
 
-static td_status agree(struct attempt *attempt, int64_t timeout_ms)
+/* The agreement needs an answer to the exclusions of this rank: it may be the one that is excluded. */
+static td_status agree(struct attempt *attempt, td__deadline deadline, int64_t timeout_ms)
 {
     td_group *group = attempt->group;
-    td__deadline deadline = td__deadline_in_ms(timeout_ms);
+    struct td__endpoint *endpoint = group->root->endpoint;
     int64_t pause = FIRST_PAUSE_NS;
     for (int i = 0; i < group->size; i++)
-        td__endpoint_watch(attempt->group->root->endpoint, group->ranks[i]);
+        td__endpoint_watch(endpoint, group->ranks[i]);
     for (;;) {
+        for (int i = 0; i < group->size; i++)
+            td__endpoint_look(endpoint, group->ranks[i]);
         int leader = find_leader(attempt);
+        bool excluding = td__endpoint_is_excluding(endpoint);
         if (leader != group->rank)
             query(attempt, leader, 0, leader);
         else if (!attempt->leads)
             become_leader(attempt);
-        else
+        else if (!excluding)
             lead(attempt);
-        if (has_outcome(attempt))
-            return TD_OK;
+        TD_TRY(td__endpoint_check_excluded(endpoint, "td_group_shrink"));
+        if (!excluding && has_outcome(attempt))
+            return td__endpoint_fence(endpoint, deadline);
         if (!td__pause_longer(&pause, LAST_PAUSE_NS, deadline))
             return fail_late(attempt, leader, timeout_ms);
     }
@@ -304,7 +330,11 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
 static td_status shrink(td_group *group, const td_group_options *options, td_group **survivors)
 {
     struct attempt attempt = {.group = group};
+    struct td__endpoint *endpoint = group->root->endpoint;
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group);
+    td__deadline deadline = td__deadline_in_ms(timeout_ms);
+    TD_TRY(td__endpoint_check_excluded(endpoint, "td_group_shrink"));
+    td__abort_excluded(group->root);
     td__abort_own(group, td__abort_shrink(group), !atomic_load(&group->aborted));
     pthread_mutex_lock(&group->root->lock);
     attempt.agreement = find(group->root, group->key, group->shrunk);
@@ -313,7 +343,11 @@ static td_status shrink(td_group *group, const td_group_options *options, td_gro
     pthread_mutex_unlock(&group->root->lock);
     if (!attempt.agreement)
         return td__fail_nomem("td_group_shrink");
-    TD_TRY(agree(&attempt, timeout_ms));
+    attempt.told = calloc((size_t)group->size, sizeof *attempt.told);
+    td_status status = attempt.told ? agree(&attempt, deadline, timeout_ms)
+                                    : td__fail_nomem("td_group_shrink");
+    free(attempt.told);
+    TD_TRY(status);
     TD_TRY(make_rest(&attempt, options, survivors));
     group->shrunk++;
     return TD_OK;

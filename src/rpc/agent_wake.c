@@ -55,12 +55,23 @@ bool td__io_fence_before_sleep(const struct td__rpc_agent *agent)
 _Thread_local bool td__io_rang;
 
 /* An eventfd, not a byte on the link's socket: that takes the kernel half as long again. */
-void td__io_ring(struct td__rpc_link *link)
+static void wake(struct td__rpc_link *link)
 {
     uint64_t one = 1;
-    fence_after_write(link);
     if (atomic_load_explicit(&link->control->awake, memory_order_relaxed) ||
         atomic_exchange(&link->control->rung, 1))
         return;
     td__io_rang = write(link->event, &one, sizeof one) > 0; /* else it is readable already */
+}
+
+void td__io_ring(struct td__rpc_link *link)
+{
+    fence_after_write(link);
+    wake(link);
+}
+
+void td__io_ring_early(struct td__rpc_link *link)
+{
+    if (link->local)
+        wake(link);
 }

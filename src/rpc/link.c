@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/fail.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "rpc/rpc_agent.h"
 
 #include <errno.h>
@@ -46,6 +47,7 @@ static struct td__rpc_link *create(struct td__rpc_agent *agent, int rank, int fd
     pthread_mutex_init(&link->resume_lock, NULL);
     link->last = &link->first;
     link->last_unacked = &link->unacked;
+    link->last_arrived = &link->arrived;
     if (!local && !(link->buffer = malloc(BUFFER_SIZE))) {
         td__fail_nomem("rpc");
         link->fd = -1;
@@ -73,7 +75,7 @@ void td__link_release(struct td__rpc_link *link)
     if (link->event >= 0)
         close(link->event);
     if (link->fd >= 0)
-        close(link->fd);
+        td__sock_close(link->fd);
     pthread_mutex_destroy(&link->write_lock);
     pthread_mutex_destroy(&link->resume_lock);
     free(link->buffer);
@@ -264,7 +266,7 @@ td_status td__link_open(struct td__rpc_agent *agent, int rank, int fd, td__deadl
                  td__endpoint_host(agent->endpoint, agent->rank);
     struct td__rpc_link *link = create(agent, rank, fd, local);
     if (!link) {
-        close(fd);
+        td__sock_close(fd);
         return TD_ERR_NOMEM;
     }
     link->opener = true;
@@ -292,12 +294,12 @@ td_status td__link_accept(struct td__rpc_agent *agent, int rank, int fd, td__dea
     if (!error && td__load_u32(hello) == TD__LINK_HELLO && kind == TD__HELLO_RESUME)
         return td__link_accept_resume(agent, rank, fd, number, attempt, received, deadline);
     if (error || td__load_u32(hello) != TD__LINK_HELLO || kind > TD__HELLO_RINGS) {
-        close(fd);
+        td__sock_close(fd);
         return error ? failed(error) : td_fail(TD_ERR_MISMATCH, "the handshake is not valid");
     }
     struct td__rpc_link *link = create(agent, rank, fd, kind == TD__HELLO_RINGS);
     if (!link) {
-        close(fd);
+        td__sock_close(fd);
         return TD_ERR_NOMEM;
     }
     link->number = number;
@@ -358,7 +360,7 @@ static bool write_socket(struct td__rpc_link *link, struct td__message *message)
             segments[header.msg_iovlen++] = (struct iovec){(void *)bytes, size};
             message->written += size;
         }
-        ssize_t sent = sendmsg(link->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t sent = td__sock_sendmsg(link->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
         message->written = at + (sent > 0 ? (size_t)sent : 0);
         if (sent < 0 && errno != EINTR)
             return errno == EAGAIN;
@@ -437,6 +439,7 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
     if (!open && !link->closed && !link->last_sent)
         drop(link);
     link->last_sent |= *td__message_head(message) == TD__MESSAGE_LEAVE;
+    bool forward = link->forwards && !link->last_sent;
     bool done = !open || message->written == message->size;
     if (!done) {
         *link->last = message;
@@ -447,6 +450,8 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message)
     }
     bool held = message->more && atomic_load_explicit(&link->held_back, memory_order_relaxed);
     pthread_mutex_unlock(&link->write_lock);
+    if (forward)
+        return td__agent_send(link->agent, link->rank, message);
     if (held)
         hold_back(link);
     else if (link->local && open)
@@ -594,7 +599,7 @@ static bool read_socket(struct td__rpc_link *link)
     size_t size = 0;
     void *to = link->incoming ? td__incoming_next(link->incoming, &size) : NULL;
     bool direct = to && size >= BUFFER_SIZE;
-    ssize_t got = recv(link->fd, direct ? to : link->buffer, direct ? size : BUFFER_SIZE,
+    ssize_t got = td__sock_recv(link->fd, direct ? to : link->buffer, direct ? size : BUFFER_SIZE,
                        MSG_DONTWAIT);
     if (got <= 0) {
         link->broken = got == 0 || (errno != EAGAIN && errno != EINTR);
@@ -615,8 +620,10 @@ bool td__link_read(struct td__rpc_link *link)
     int read = 0;
     link->read_at = td__now_ns();
     while (!link->ended && !link->broken && !link->leaving && read < READS &&
-           (link->local ? read_ring(link) : read_socket(link)))
+           (link->local ? read_ring(link) : read_socket(link))) {
+        td__serve_arrived(link);
         read++;
+    }
     if (read == READS && !link->local)
         atomic_store(&link->hup, true);
     link->ended |= link->leaving;

@@ -12,6 +12,7 @@
  * the failure detector reports the other worker lost. */
 #include "base/fail.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "rpc/rpc_agent.h"
 
 #include <errno.h>
@@ -83,13 +84,18 @@ static bool rewind_to(struct td__rpc_link *link, uint64_t bytes)
     return valid;
 }
 
-/* The opener does not know the link: its handshake has failed. */
-bool td__link_take_unsent(struct td__rpc_link *link, struct td__message **all)
+/* It has received nothing if it is the opener, and its handshake has failed. */
+bool td__link_close(struct td__rpc_link *link, struct td__message **unsent)
 {
+    pthread_mutex_lock(&link->write_lock);
+    link->stopped = true; /* what is sent from now on waits with the others */
+    pthread_mutex_unlock(&link->write_lock);
     bool none = !link->opener && !link->local && !link->received && rewind_to(link, 0);
     pthread_mutex_lock(&link->write_lock);
     none |= !link->opener && link->local && link->unready;
-    *all = none ? link->first : NULL;
+    link->closed = true;
+    link->forwards = none;
+    *unsent = none ? link->first : NULL;
     if (none) {
         link->first = NULL;
         link->last = &link->first;
@@ -105,11 +111,16 @@ static td_status take_socket(struct td__rpc_link *link, int fd, uint64_t receive
 {
     if (!link->local && !rewind_to(link, received))
         return td_fail(TD_ERR_STATE, "the other worker has received another number of bytes");
-    if (dup3(fd, link->fd, O_CLOEXEC) < 0)
-        return td_fail(TD_ERR_SYSTEM, "the socket of a link: dup3: %s", td__errno_text(errno));
     pthread_mutex_lock(&link->write_lock);
-    link->stopped = link->unready = false;
+    bool taken = dup3(fd, link->fd, O_CLOEXEC) >= 0;
+    int error = errno;
+    if (taken) {
+        td__tls_move(fd, link->fd);
+        link->stopped = link->unready = false;
+    }
     pthread_mutex_unlock(&link->write_lock);
+    if (!taken)
+        return td_fail(TD_ERR_SYSTEM, "the socket of a link: dup3: %s", td__errno_text(error));
     link->broken = false;
     td__link_watch(link);
     atomic_store(&link->hup, !link->local); /* there may be something to read … */
@@ -132,8 +143,9 @@ static td_status ask(struct td__rpc_link *link, int fd, td__deadline deadline, e
     uint8_t hello[TD__LINK_HELLO_SIZE], bytes[ANSWER_SIZE];
     if (link->opener)
         link->attempts++;
+    /* Of the other side only the number counts: the opener may be resuming the link at this moment. */
     td__hello_write(hello, TD__HELLO_RESUME, link->number, link->opener ? link->attempts : 0,
-                    link->received);
+                    link->opener ? link->received : 0);
     int error = td__send_all(fd, hello, sizeof hello, deadline);
     if (!error)
         error = td__recv_all(fd, bytes, sizeof bytes, deadline);
@@ -171,7 +183,7 @@ static td_status try_to_resume(struct td__rpc_link *link, td__deadline deadline)
     if (!status && link->opener)
         status = answer == RESUMED ? take_socket(link, fd, received)
                                    : td_fail(TD_ERR_PEER, "it does not resume the link");
-    close(fd);
+    td__sock_close(fd);
     return status;
 }
 
@@ -254,7 +266,7 @@ td_status td__link_accept_resume(struct td__rpc_agent *agent, int rank, int fd, 
         }
         pthread_mutex_unlock(&link->resume_lock);
     }
-    close(fd);
+    td__sock_close(fd);
     if (link)
         td__link_release(link);
     return status;

@@ -17,6 +17,7 @@
  *     kind                    "fixed" or "dynamic": the first worker decides */
 #include "base/fail.h"
 #include "base/number.h"
+#include "os/tls.h"
 #include "rpc/lease.h"
 #include "rpc/rpc_agent.h"
 #include "store/address_exchange.h"
@@ -79,7 +80,7 @@ static td_status check_former(struct td__rpc_agent *agent, const td_bytes *publi
         td__endpoint_connect_briefly(agent->endpoint, agent->limit, TD__LINKS, TD__CHANNEL_RPC,
                                      td__deadline_in_ms(FIND_OUT_MS), &fd))
         return TD_OK;
-    close(fd);
+    td__sock_close(fd);
     char described[160];
     snprintf(described, sizeof described, "%s",
              strchr(td__endpoint_describe(agent->endpoint, agent->limit), '('));

@@ -105,6 +105,17 @@ void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__mes
         td__call_fail(agent, rank, header.id, status, text);
 }
 
+struct td__rpc_link *td__agent_link(struct td__rpc_agent *agent, int rank)
+{
+    pthread_mutex_lock(&agent->lock);
+    struct td__rpc_worker *worker = td__worker(agent, rank);
+    struct td__rpc_link *link = worker->gone ? NULL : worker->link;
+    if (link)
+        td__link_retain(link);
+    pthread_mutex_unlock(&agent->lock);
+    return link;
+}
+
 td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message)
 {
     if (rank == agent->rank) {
@@ -183,6 +194,8 @@ static void receive_returns(struct td__rpc_agent *agent, const struct td__incomi
 void td__agent_receive(struct td__rpc_link *link, struct td__incoming *incoming)
 {
     struct td__rpc_agent *agent = incoming->agent;
+    if (link && incoming->header.kind != TD__MESSAGE_REQUEST)
+        td__serve_arrived(link);
     switch (incoming->header.kind) {
     case TD__MESSAGE_REQUEST:
         td__serve(agent, link, incoming);

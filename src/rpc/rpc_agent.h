@@ -64,17 +64,19 @@ struct td__rpc_link {
     bool stopped;                                /* … or its socket has ended: all wait … */
     bool closed;                                 /* … or the link: nothing is written any more */
     bool last_sent;                              /* nothing after the messages that wait */
+    bool forwards; /* it is closed, and another one carries its messages */
 
     /* Reading: only the thread that leads. */
     uint8_t header[TD__HEADER_SIZE];
     size_t header_have;
     struct td__incoming *incoming;
-    uint8_t *buffer;   /* of a socket */
-    int64_t read_at;   /* when the last td__link_read() began */
-    uint64_t received; /* bytes of a socket … */
-    uint64_t told;     /* … of which the other worker knows */
-    int untold;        /* messages after these */
-    bool broken;       /* the socket has ended */
+    struct td__incoming *arrived, **last_arrived; /* requests that are not queued yet */
+    uint8_t *buffer;                              /* of a socket */
+    int64_t read_at;                              /* when the last td__link_read() began */
+    uint64_t received;                            /* bytes of a socket … */
+    uint64_t told;                                /* … of which the other worker knows */
+    int untold;                                   /* messages after these */
+    bool broken;                                  /* the socket has ended */
     bool ended;
     bool leaving; /* the other worker has sent its last message */
 
@@ -133,8 +135,9 @@ void td__link_acked(struct td__rpc_link *link, uint64_t bytes);
  *  the other worker does not know the link. */
 td_status td__link_resume(struct td__rpc_link *link, td__deadline deadline);
 
-/** Takes the messages out of a link that has ended, if the other worker has received nothing over it; or false. */
-bool td__link_take_unsent(struct td__rpc_link *link, struct td__message **messages);
+/** Closes a link that has ended, and is not its worker's any more. True if the other worker has received nothing over it:
+ *  its messages are in *unsent, and td__link_send() passes later ones to td__agent_send(). */
+bool td__link_close(struct td__rpc_link *link, struct td__message **unsent);
 
 /** The other worker wants to do that: the handshake on `fd`, which it owns, after its first bytes. */
 td_status td__link_accept_resume(struct td__rpc_agent *agent, int rank, int fd, uint64_t number,
@@ -316,6 +319,10 @@ void td__agent_leave(struct td__rpc_agent *agent);
  *  future. */
 td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message);
 
+/** The open link to a worker, with a reference; NULL if there is none. A request that is sent over it after the link has
+ *  ended may be lost: the end fails the calls that began before. */
+struct td__rpc_link *td__agent_link(struct td__rpc_agent *agent, int rank);
+
 /** Frees a message that was not sent, and fails its call if it is a request. */
 void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__message *message,
                            td_status status, const char *text);
@@ -465,6 +472,10 @@ bool td__io_has_news(struct td__rpc_agent *agent);
 /** Wakes the agent at the other end of a local link, if it sleeps. */
 void td__io_ring(struct td__rpc_link *link);
 
+/** The same before a message is written that will be soon: it is made while the agent wakes up. The agent finds nothing,
+ *  or polls for a while; td__io_ring() is called as well, when the message is there. */
+void td__io_ring_early(struct td__rpc_link *link);
+
 /** This thread has woken an agent since it last waited for a future. The kernel may put the woken thread on the processor
  *  of this one, where it runs as soon as this one yields: so the wait does so at once, and does not spin before. */
 extern _Thread_local bool td__io_rang;
@@ -510,9 +521,12 @@ void td__call_cancel(struct td__rpc_agent *agent, uint64_t id);
 
 /* ---- serve.c --------------------------------------------------------------------------------- */
 
-/** Queues a call to this worker, which came by `link` (NULL: from itself); owns the message. */
-void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
+/** Queues a call to this worker, which came by `link` (NULL: from itself); owns the message. Calls that are read together
+ *  are queued together: td__serve_arrived() does so, on the thread that leads, before a message of another kind is
+ *  received and after each piece that is read. */
+void td__serve(struct td__rpc_agent *agent, struct td__rpc_link *link,
                struct td__incoming *incoming);
+void td__serve_arrived(struct td__rpc_link *link);
 
 /** For tests: takes a request that has arrived, to pass it to td__serve_now() later; false: it is served at once. */
 typedef bool (*td__serve_delay_fn)(struct td__rpc_agent *agent, struct td__incoming *incoming);

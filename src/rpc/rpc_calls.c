@@ -290,6 +290,9 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
         td__call_begin(agent, to, strncmp(function, "td.", 3) ? function : call, timeout_ms,
                        &future, &id))
         return NULL;
+    struct td__rpc_link *link = td__agent_link(agent, to);
+    if (link)
+        td__io_ring_early(link);
     bool near = to != agent->rank && td__worker_is_near(agent, to);
     struct td__message *message = td__message_create(agent, to, near);
     if (message) {
@@ -311,9 +314,14 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
         td__call_fail(agent, to, id, status, td__error_text());
         td_fail(status, "%s: %s(): %s", call, function, td__error_text());
         td_future_release(future);
-        return NULL;
+        future = NULL;
+    } else if (link) {
+        td__link_send(link, message);
+    } else {
+        td__agent_send(agent, to, message);
     }
-    td__agent_send(agent, to, message);
+    if (link)
+        td__link_release(link);
     return future;
 }
 

@@ -1,5 +1,6 @@
 /* Calls to this worker: from the message to the answer. */
 #include "base/fail.h"
+#include "os/tls.h"
 #include "rpc/grad_context.h"
 #include "rpc/rpc_agent.h"
 
@@ -75,29 +76,16 @@ static void remove_and_free(struct td_rpc_call *call)
 
 _Atomic(td__serve_delay_fn) td__serve_delay;
 
-void td__serve(struct td__rpc_agent *agent, const struct td__rpc_link *link,
-               struct td__incoming *incoming)
-{
-    int64_t now = link ? link->read_at : td__now_ns();
-    incoming->link = link ? link->id + 1 : 0;
-    incoming->deadline = now + (int64_t)incoming->header.timeout_ms * 1000000;
-    td__serve_delay_fn delay = atomic_load_explicit(&td__serve_delay, memory_order_relaxed);
-    if (!delay || !delay(agent, incoming))
-        td__serve_now(agent, incoming);
-}
-
-void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
+/* With run_lock held; false without memory. */
+static bool queue_call(struct td__rpc_agent *agent, struct td__incoming *incoming)
 {
     const struct td__message_header *header = &incoming->header;
-    pthread_mutex_lock(&agent->run_lock);
     struct td_rpc_call *call = agent->spare;
     if (call) {
         agent->spare = call->next;
         agent->spare_count--;
     } else if (!(call = malloc(sizeof *call))) {
-        pthread_mutex_unlock(&agent->run_lock);
-        td__incoming_free(incoming); /* the caller's timeout ends its call */
-        return;
+        return false;
     }
     *call = (struct td_rpc_call){.agent = agent,
                                  .incoming = incoming,
@@ -108,7 +96,6 @@ void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
                                  .depth = header->depth,
                                  .copy = header->copy,
                                  .deadline = incoming->deadline};
-    atomic_fetch_add(&agent->activity, 1);
     call->later = agent->active;
     if (agent->active)
         agent->active->earlier = call;
@@ -116,7 +103,63 @@ void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
     if (atomic_load(&agent->leaving)) /* td__serve_lost() may have been called before */
         atomic_store(&call->cancelled, true);
     td__io_queue(agent, call);
+    return true;
+}
+
+/* Queues a list of them. One without memory for its call is dropped: the caller's timeout ends that. */
+static void queue_calls(struct td__rpc_agent *agent, struct td__incoming *incoming)
+{
+    struct td__incoming *dropped = NULL, *next;
+    unsigned count = 0;
+    pthread_mutex_lock(&agent->run_lock);
+    for (; incoming; incoming = next) {
+        next = incoming->next;
+        if (queue_call(agent, incoming)) {
+            count++;
+        } else {
+            incoming->next = dropped;
+            dropped = incoming;
+        }
+    }
+    atomic_fetch_add(&agent->activity, count);
     pthread_mutex_unlock(&agent->run_lock);
+    for (; dropped; dropped = next) {
+        next = dropped->next;
+        td__incoming_free(dropped);
+    }
+}
+
+void td__serve(struct td__rpc_agent *agent, struct td__rpc_link *link,
+               struct td__incoming *incoming)
+{
+    int64_t now = link ? link->read_at : td__now_ns();
+    incoming->link = link ? link->id + 1 : 0;
+    incoming->deadline = now + (int64_t)incoming->header.timeout_ms * 1000000;
+    td__serve_delay_fn delay = atomic_load_explicit(&td__serve_delay, memory_order_relaxed);
+    if (delay && delay(agent, incoming))
+        return;
+    if (!link) {
+        td__serve_now(agent, incoming);
+        return;
+    }
+    *link->last_arrived = incoming;
+    link->last_arrived = &incoming->next;
+}
+
+void td__serve_arrived(struct td__rpc_link *link)
+{
+    struct td__incoming *arrived = link->arrived;
+    if (!arrived)
+        return;
+    link->arrived = NULL;
+    link->last_arrived = &link->arrived;
+    queue_calls(link->agent, arrived);
+}
+
+void td__serve_now(struct td__rpc_agent *agent, struct td__incoming *incoming)
+{
+    incoming->next = NULL;
+    queue_calls(agent, incoming);
 }
 
 /* ---- Answers --------------------------------------------------------------------------------- */
@@ -332,7 +375,7 @@ void td__serve_drop(struct td_rpc_call *call)
         return;
     }
     if (call->fd >= 0)
-        close(call->fd);
+        td__sock_close(call->fd);
     if (call->suspended)
         td__link_release(call->suspended);
     if (call->continuation)

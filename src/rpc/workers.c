@@ -6,6 +6,7 @@
  * worker is resolved. */
 #include "base/fail.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "peer/wait_event.h"
 #include "rpc/rpc_agent.h"
 #include "rpc/grad_context.h"
@@ -157,16 +158,35 @@ void td__workers_free(struct td__rpc_agent *agent)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-/* The worker that has the name, or had it last; NULL if none is known. */
-static struct td__rpc_worker *find_name(struct td__rpc_agent *agent, const char *name, bool *gone)
+/* The worker that has the name, or had it last; NULL if none is known. With the lock held, unless the world is fixed: all
+ * names are there before its workers are used. */
+static struct td__rpc_worker *find_name(struct td__rpc_agent *agent, const char *name)
+{
+    struct td__map_node *node = td__map_find(&agent->names, name, strlen(name));
+    return node ? TD__CONTAINER(node, struct td__rpc_worker, by_name) : NULL;
+}
+
+static int fail_name(const char *name)
+{
+    td_fail(TD_ERR_INVALID, "there is no worker \"%.*s\"", TD_RPC_MAX_NAME, name);
+    return -1;
+}
+
+/* In a dynamic world: a worker that has gone may have a successor of the same name. */
+static int dynamic_rank(struct td__rpc_agent *agent, const char *name)
 {
     pthread_mutex_lock(&agent->lock);
-    struct td__map_node *node = td__map_find(&agent->names, name, strlen(name));
-    struct td__rpc_worker *worker = node ? TD__CONTAINER(node, struct td__rpc_worker, by_name)
-                                         : NULL;
-    *gone = worker && worker->gone;
+    struct td__rpc_worker *worker = find_name(agent, name);
+    bool gone = worker && worker->gone;
     pthread_mutex_unlock(&agent->lock);
-    return worker;
+    if (worker && !gone)
+        return worker->rank;
+    int rank = -1;
+    if (strlen(name) <= TD_RPC_MAX_NAME && td__membership_find_name(agent, name, &rank))
+        return -1;
+    if (rank >= 0 && !td__worker_resolve(agent, rank))
+        return rank;
+    return worker ? worker->rank /* the call says how it ended */ : fail_name(name);
 }
 
 int td__worker_rank(struct td__rpc_agent *agent, const char *name)
@@ -175,20 +195,10 @@ int td__worker_rank(struct td__rpc_agent *agent, const char *name)
         td__fail_null("rpc");
         return -1;
     }
-    bool gone;
-    struct td__rpc_worker *worker = find_name(agent, name, &gone);
-    if (worker && (!gone || !agent->dynamic))
-        return worker->rank;
-    int rank = -1;
-    if (agent->dynamic && strlen(name) <= TD_RPC_MAX_NAME &&
-        td__membership_find_name(agent, name, &rank))
-        return -1;
-    if (rank >= 0 && !td__worker_resolve(agent, rank))
-        return rank;
-    if (worker)
-        return worker->rank; /* the call says how it ended */
-    td_fail(TD_ERR_INVALID, "there is no worker \"%.*s\"", TD_RPC_MAX_NAME, name);
-    return -1;
+    if (agent->dynamic)
+        return dynamic_rank(agent, name);
+    struct td__rpc_worker *worker = find_name(agent, name);
+    return worker ? worker->rank : fail_name(name);
 }
 
 td_status td__worker_resolve(struct td__rpc_agent *agent, int rank)
@@ -377,7 +387,7 @@ static void run_accept(struct td_rpc_call *task)
 {
     td_status status = td__worker_resolve(task->agent, task->from);
     if (status)
-        close(task->fd);
+        td__sock_close(task->fd);
     else
         status = td__link_accept(task->agent, task->from, task->fd,
                                  td__deadline_in_ms(HANDSHAKE_MS));
@@ -390,7 +400,7 @@ static void run_accept(struct td_rpc_call *task)
 static void on_link(void *arg, int rank, int fd)
 {
     if (!start_task(arg, rank, fd, 0, NULL, run_accept))
-        close(fd);
+        td__sock_close(fd);
 }
 
 void td__workers_add_link(struct td__rpc_link *link)
@@ -483,11 +493,8 @@ void td__agent_link_ended(struct td__rpc_link *link)
     if (used)
         worker->link = NULL;
     pthread_mutex_unlock(&agent->lock);
-    pthread_mutex_lock(&link->write_lock);
-    link->closed = true;
-    pthread_mutex_unlock(&link->write_lock);
     struct td__message *message, *next;
-    if (td__link_take_unsent(link, &message))
+    if (td__link_close(link, &message))
         links = UINT_MAX; /* no call is lost */
     for (; message; message = next) {
         next = message->next;

@@ -69,8 +69,9 @@ static td_status broken(struct td__shm_comm *comm)
     memcpy(reason, comm->head->reason, sizeof reason);
     reason[sizeof reason - 1] = 0;
     uint32_t status = comm->head->status, breaker = comm->head->breaker;
-    /* A failure of another rank's system or device, which its text alone would make look like one of this rank. */
-    if (status == TD_ERR_SYSTEM && breaker != (uint32_t)comm->index &&
+    /* A failure of another rank's system or device, or that it was excluded, which its text alone would make look like
+     * one of this rank. */
+    if ((status == TD_ERR_SYSTEM || status == TD_ERR_STATE) && breaker != (uint32_t)comm->index &&
         breaker < (uint32_t)comm->size)
         return td_fail(TD_ERR_PEER, "%s has failed: %s",
                        td__endpoint_describe(comm->endpoint, comm->world_ranks[breaker]), reason);

@@ -3,6 +3,7 @@
 #include "base/auth.h"
 #include "os/address.h"
 #include "os/socket.h"
+#include "store/launcher_kv.h"
 #include "store/store_ops.h"
 
 #include <arpa/inet.h>
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 /* The address of the interface with the default route; nothing is sent. */
-static bool route_address(char *text, size_t room)
+bool td__route_address(char *text, size_t room)
 {
     struct sockaddr_in anywhere = {.sin_family = AF_INET, .sin_port = htons(9)};
     struct td__address own;
@@ -37,6 +38,8 @@ void td__own_address(td_store *store, char text[64])
         snprintf(text, 64, "127.0.0.1");
     bool wider = !known ||
                  (td__host_is_loopback(text) && master && *master && !td__host_is_loopback(master));
+    if (known && td__host_is_loopback(text) && td__launcher_host(text))
+        return; /* this is the host of rank 0 */
     if (wider && !td__secret_load(NULL, &secret) && secret.given)
-        route_address(text, 64);
+        td__route_address(text, 64);
 }

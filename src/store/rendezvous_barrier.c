@@ -3,7 +3,7 @@
  *     attempt        the number of the attempt; all other keys are below it. There is a second attempt
  *                    only when the first one timed out with ranks missing
  *     roster         the processes that have joined (peer_watch.h), by which the others notice a death
- *     size           the world size, and the process that set it first
+ *     size           the world size and the version of Tandem, and the process that set it first
  *     rank/<r>       the process that claimed rank r; one only, by compare_set
  *     joined         how many ranks have joined
  *     outcome        set once, by compare_set: "ok" by the last rank to join, or "<status> <message>"
@@ -102,15 +102,35 @@ static td_status claim(struct barrier *barrier, const char *key, const char *min
     return TD_OK;
 }
 
+/* "8/0.1.0 process 12 on a#…": the processes of one job have the same version of the library. */
+static td_status agree_on_version(struct barrier *barrier, const char *theirs)
+{
+    size_t size = strcspn(theirs, " "), digits = strcspn(theirs, "/ ");
+    const char *version = theirs[digits] == '/' ? theirs + digits + 1 : "an older version";
+    int length = theirs[digits] == '/' ? (int)(size - digits - 1) : (int)strlen(version);
+    const char *process = theirs + size + (theirs[size] == ' ');
+    if ((size_t)length == strlen(td__job_version) &&
+        !strncmp(version, td__job_version, (size_t)length))
+        return TD_OK;
+    td_fail(
+        TD_ERR_MISMATCH,
+        "rendezvous at %s: %.*s has Tandem %.*s, %.*s (rank %d) has %s: all ranks need the same "
+        "version; install it on all hosts",
+        barrier->address, (int)strcspn(process, "#"), process, length < 64 ? length : 64, version,
+        (int)barrier->shown, barrier->me, barrier->world->rank, td__job_version);
+    return settle_failure(barrier);
+}
+
 static td_status agree_on_size(struct barrier *barrier)
 {
-    char mine[200];
+    char mine[264];
     td_bytes theirs = {0};
-    snprintf(mine, sizeof mine, "%d %s", barrier->world->world_size, barrier->me);
+    snprintf(mine, sizeof mine, "%d/%s %s", barrier->world->world_size, td__job_version,
+             barrier->me);
     TD_TRY(claim(barrier, "size", mine, &theirs));
     int size = theirs.data ? atoi(theirs.data) : barrier->world->world_size;
-    td_status status = TD_OK;
-    if (size != barrier->world->world_size) {
+    td_status status = theirs.data ? agree_on_version(barrier, theirs.data) : TD_OK;
+    if (!status && size != barrier->world->world_size) {
         const char *process = strchr(theirs.data, ' ');
         td_fail(TD_ERR_MISMATCH,
                 "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "

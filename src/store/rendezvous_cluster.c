@@ -4,11 +4,14 @@
  *     MASTER_ADDR is set           there, at MASTER_PORT
  *     all ranks are on one host    a unix socket named after the job: no port to clash with another
  *     several hosts                Slurm: the first host of the node list, at MASTER_PORT or a port
- *                                  made of the job's number; MPI: MASTER_ADDR must be set  */
+ *                                  made of the job's number; MPI: rank 0 puts it into the launcher's
+ *                                  key-value space (launcher_address.c); without one, MASTER_ADDR must be set  */
+#include "store/launcher_kv.h"
 #include "store/rendezvous_schemes.h"
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "store/slurm.h"
 
 #include <ctype.h>
 #include <limits.h>
@@ -17,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DEFAULT_PORT = 29500, PORT_BASE = 15000, PORT_RANGE = 15000 };
+enum { DEFAULT_PORT = 29500 };
 
 /* The variables of one launcher. */
 struct dialect {
@@ -149,23 +152,12 @@ static bool chosen_address(bool one_host, char host[256])
 
 static td_status slurm_address(char host[256], int *port)
 {
-    const char *nodes = td__env("SLURM_STEP_NODELIST");
-    if (!nodes)
-        nodes = td__env("SLURM_JOB_NODELIST");
-    if (!nodes)
-        nodes = td__env("SLURM_NODELIST");
     const char *job = td__env("SLURM_JOB_ID"), *step = td__env("SLURM_STEP_ID");
     char first[256];
-    int64_t hosts = 0;
-    if (nodes)
-        TD_TRY(td__hostlist_first(nodes, first, &hosts));
+    int64_t hosts;
+    TD_TRY(td__slurm_nodes(first, &hosts));
     /* The same on every rank, different for jobs and steps that run side by side. */
-    int derived = DEFAULT_PORT;
-    if (job)
-        derived = PORT_BASE +
-                  (int)((strtoull(job, NULL, 10) * 31 + (step ? strtoull(step, NULL, 10) : 0)) %
-                        PORT_RANGE);
-    TD_TRY(master_port(derived, port));
+    TD_TRY(master_port(td__slurm_port(), port));
     if (chosen_address(hosts == 1, host))
         return TD_OK;
     if (hosts == 1) {
@@ -175,10 +167,10 @@ static td_status slurm_address(char host[256], int *port)
         *port = 0;
         return TD_OK;
     }
-    if (!nodes)
+    if (!hosts)
         return td_fail(TD_ERR_INVALID, "slurm://: the variable SLURM_JOB_NODELIST is not set; it "
                                        "says on which hosts the job runs (or set MASTER_ADDR)");
-    snprintf(host, 256, "%s", first);
+    td__slurm_node_address(first, host);
     return TD_OK;
 }
 
@@ -207,6 +199,8 @@ td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_opti
     bool one_host = world->local_world_size < 0 || world->local_world_size == world->world_size;
     TD_TRY(master_port(DEFAULT_PORT, &port));
     if (!chosen_address(one_host, host)) {
+        if (!one_host && td__launcher_kv_exists())
+            return td__rendezvous_by_launcher(options, state);
         if (!one_host)
             return td_fail(TD_ERR_INVALID,
                            "mpi://: the job spans several hosts; set MASTER_ADDR to "

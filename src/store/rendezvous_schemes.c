@@ -7,6 +7,7 @@
 #include "os/address.h"
 #include "os/socket.h"
 #include "store/peer_watch.h"
+#include "store/slurm.h"
 #include "store/store_ops.h"
 
 #include <limits.h>
@@ -96,6 +97,19 @@ static td_status set_epoch(td_store *store, unsigned epoch)
     return td_store_set(store, epoch_key, text, (size_t)length);
 }
 
+/* Rank 0 has a world open already, whose store it hosts here: remote calls beside a process group. All ranks of that
+ * epoch have joined, so the store can serve the next one, too. */
+static td_status go_on_to_epoch(td_store *store, unsigned epoch)
+{
+    td_bytes value;
+    if (!epoch)
+        return TD_OK;
+    TD_TRY(td_store_get(store, epoch_key, NEIGHBOUR_MS, &value));
+    bool ours = strtoul(value.data, NULL, 10) == epoch - 1;
+    td_bytes_free(&value);
+    return ours ? set_epoch(store, epoch) : TD_OK;
+}
+
 static td_status open_of_epoch(const char *host, int port, td_tcp_store_options *options,
                                unsigned epoch, td_store **store)
 {
@@ -173,6 +187,9 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
                        "ranks could not know which; give a port",
                        state->address);
 
+    if (world_size > 1 && !td__host_is_loopback(host))
+        TD_TRY(td__slurm_adopt_secret(NULL));
+
     int64_t timeout = options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
     td_tcp_store_options store_options = {.host_server = first, .timeout_ms = timeout};
     char alone[65];
@@ -190,12 +207,32 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
             td_store_close(*store);
     } else if (status == TD_ERR_SYSTEM && first) {
         status = open_beside_another(host, port, &store_options, store);
+        if (!status && (status = go_on_to_epoch(*store, epoch)))
+            td_store_close(*store);
     }
     TD_TRY(status);
     td_store_set_timeout(state->world.store, timeout);
     state->world.rank = rank;
     state->world.world_size = world_size;
     return TD_OK;
+}
+
+td_status td__rendezvous_host(const char *host, const td_rendezvous_options *options,
+                              struct td__rendezvous_state *state, int *port)
+{
+    int64_t timeout = options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
+    td_tcp_store_options store_options = {
+        .host_server = true, .timeout_ms = timeout, .linger_ms = timeout};
+    td_store **store = &state->world.store;
+    TD_TRY(td_tcp_store_open(host, 0, &store_options, store));
+    td_status status = set_epoch(*store, 0);
+    if (status) {
+        td_store_close(*store);
+        return status;
+    }
+    *port = td_tcp_store_port(*store);
+    td__endpoint_text(host, *port, state->address, sizeof state->address);
+    return td_store_set_timeout(*store, timeout);
 }
 
 /* ---- Without a rank -------------------------------------------------------------------------- */
@@ -298,6 +335,8 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
     TD_TRY(td__env_number("LOCAL_RANK", 0, &state->world.local_rank, &found));
     TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &state->world.local_world_size, &found));
     TD_TRY(td__env_number("TORCHELASTIC_RESTART_COUNT", 0, &state->restart_count, &found));
+    /* Where nodes come and go, workers also start again without a failure. */
+    TD_TRY(td__env_number("TANDEM_ROUND", 0, &state->restart_count, &found));
     if (td__rejoins())
         state->restart_count = 0; /* it rejoins the rendezvous of its predecessor */
     return td__rendezvous_open(host, port, rank, world_size, options, state);

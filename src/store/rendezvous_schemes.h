@@ -72,6 +72,14 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
 td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_ms,
                                     td_store **store);
 
+/** Rank 0 hosts the store of the first epoch at `host` and a free port; for ranks that learn the port from it. */
+td_status td__rendezvous_host(const char *host, const td_rendezvous_options *options,
+                              struct td__rendezvous_state *state, int *port);
+
+/** The same as td__rendezvous_open(), at an address that rank 0 puts into the launcher's key-value space. */
+td_status td__rendezvous_by_launcher(const td_rendezvous_options *options,
+                                     struct td__rendezvous_state *state);
+
 /** MASTER_ADDR and MASTER_PORT. */
 td_status td__rendezvous_env_address(const char **host, int *port);
 

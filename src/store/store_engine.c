@@ -145,7 +145,10 @@ static void answer_waiter(struct td__waiter *waiter)
 
 bool td__session_is_full(const struct td__session *session)
 {
-    return session->in_flight + session->out.size > TD__SESSION_OUT_LIMIT;
+    if (session->standby)
+        return false; /* only ACKs come from it */
+    return session->in_flight + session->out.size > TD__SESSION_OUT_LIMIT ||
+           (session->engine->replica && td__replica_is_clogged(session->engine));
 }
 
 /* A waiter that is parked nowhere: it is answered, passed over, or parked at a missing key. */
@@ -286,36 +289,44 @@ static td_status set_all(struct td__engine *engine, const struct td__wire_reques
     return TD_OK;
 }
 
-static td_status append(struct td__engine *engine, const struct td__wire_request *request)
+td_status td__engine_set(struct td__engine *engine, struct td__span key, struct td__span value)
 {
-    TD_TRY(td__kv_append(&engine->kv, *request->keys, *request->values));
-    wake(engine, *request->keys);
+    TD_TRY(td__kv_set(&engine->kv, key, value));
+    wake(engine, key);
     return TD_OK;
 }
 
-static td_status add(struct td__session *session, const struct td__wire_request *request)
+td_status td__engine_apply(struct td__engine *engine, struct td__wire_request *request,
+                           struct td__span *result)
 {
-    int64_t sum;
-    TD_TRY(td__kv_add(&session->engine->kv, *request->keys, request->number, &sum));
-    answer_i64(session, request->id, sum);
-    wake(session->engine, *request->keys);
+    struct td__kv *kv = &engine->kv;
+    struct td__span key = *request->keys;
+    request->had_effect = true;
+    switch (request->op) {
+    case TD__WIRE_SET:
+        return set_all(engine, request);
+    case TD__WIRE_DELETE:
+        request->had_effect = td__kv_delete(kv, key);
+        return TD_OK;
+    case TD__WIRE_APPEND:
+        TD_TRY(td__kv_append(kv, key, *request->values));
+        break;
+    case TD__WIRE_ADD:
+        TD_TRY(td__kv_add(kv, key, request->number, &request->number));
+        break;
+    case TD__WIRE_COMPARE_SET:
+        TD_TRY(td__kv_compare_set(kv, key, request->values[0], request->values[1], result,
+                                  &request->had_effect));
+        break;
+    }
+    if (request->had_effect)
+        wake(engine, key);
     return TD_OK;
 }
 
-static td_status compare_set(struct td__session *session, const struct td__wire_request *request)
+static td_status make_will(struct td__session *session, struct td__wire_request *request)
 {
-    struct td__span result;
-    bool changed;
-    TD_TRY(td__kv_compare_set(&session->engine->kv, *request->keys, request->values[0],
-                              request->values[1], &result, &changed));
-    answer_text(session, request->id, TD_OK, result);
-    if (changed)
-        wake(session->engine, *request->keys);
-    return TD_OK;
-}
-
-static td_status make_will(struct td__session *session, const struct td__wire_request *request)
-{
+    struct td__known_client *known = session->known;
     td_bytes key, value;
     TD_TRY(td_bytes_copy(request->keys->data, request->keys->size, &key));
     td_status status = td_bytes_copy(request->values->data, request->values->size, &value);
@@ -323,70 +334,113 @@ static td_status make_will(struct td__session *session, const struct td__wire_re
         td_bytes_free(&key);
         return status;
     }
-    td_bytes_free(&session->will_key);
-    td_bytes_free(&session->will_value);
-    session->will_key = key;
-    session->will_value = value;
+    td_bytes *own_key = known ? &known->will_key : &session->will_key;
+    td_bytes *own_value = known ? &known->will_value : &session->will_value;
+    td_bytes_free(own_key);
+    td_bytes_free(own_value);
+    *own_key = key;
+    *own_value = value;
+    request->had_effect = true;
     return TD_OK;
 }
 
-/* Requests that are answered by nothing but a failure, and that with id 0. */
-static bool is_silent(uint8_t op)
+static void answer_change(struct td__session *session, const struct td__wire_request *request,
+                          struct td__span result)
 {
-    return op == TD__WIRE_SET || op == TD__WIRE_APPEND || op == TD__WIRE_WILL;
+    if (request->op == TD__WIRE_ADD)
+        answer_i64(session, request->id, request->number);
+    else if (request->op == TD__WIRE_COMPARE_SET)
+        answer_text(session, request->id, TD_OK, result);
+    else if (request->op == TD__WIRE_DELETE)
+        answer_u8(session, request->id, request->had_effect);
 }
 
-static td_status carry_out(struct td__session *session, const struct td__wire_request *request)
+/* Answers a change that was carried out before, and is sent again by a client that has lost its server. False when it
+ * had no effect then: it may be carried out. */
+static bool answer_again(struct td__session *session, uint64_t number,
+                         struct td__wire_request *request)
+{
+    const struct td__known_client *known = session->known;
+    int64_t value;
+    if (number > known->done)
+        return false;
+    if (td__wire_is_silent(request->op)) {
+        if (known->failed == number)
+            answer_text(session, 0, known->failed_status,
+                        (struct td__span){known->failed_text, strlen(known->failed_text)});
+        return true;
+    }
+    if (!td__replica_recall(known, number, &value))
+        return false;
+    request->number = value;
+    request->had_effect = true;
+    answer_change(session, request,
+                  request->op == TD__WIRE_COMPARE_SET ? request->values[1] : (struct td__span){0});
+    return true;
+}
+
+static void change(struct td__session *session, struct td__wire_request *request,
+                   const uint8_t *body, size_t size)
+{
+    struct td__engine *engine = session->engine;
+    uint64_t number = ++session->changes;
+    struct td__span result = {0};
+    if (session->known && answer_again(session, number, request))
+        return;
+    td_status status = request->op == TD__WIRE_WILL ? make_will(session, request)
+                                                    : td__engine_apply(engine, request, &result);
+    if (status)
+        answer_failure(session, td__wire_is_silent(request->op) ? 0 : request->id, status);
+    else
+        answer_change(session, request, result);
+    if (engine->replica)
+        td__replica_changed(session, number, request, status, body, size);
+}
+
+/* A request that changes nothing and does not wait. */
+static void answer(struct td__session *session, const struct td__wire_request *request)
 {
     struct td__engine *engine = session->engine;
     switch (request->op) {
-    case TD__WIRE_SET:
-        return set_all(engine, request);
-    case TD__WIRE_APPEND:
-        return append(engine, request);
     case TD__WIRE_CHECK:
         answer_u8(session, request->id,
                   td__kv_first_missing(&engine->kv, request->keys, request->count, 0) < 0);
-        return TD_OK;
-    case TD__WIRE_ADD:
-        return add(session, request);
-    case TD__WIRE_COMPARE_SET:
-        return compare_set(session, request);
-    case TD__WIRE_DELETE:
-        answer_u8(session, request->id, td__kv_delete(&engine->kv, *request->keys));
-        return TD_OK;
+        break;
     case TD__WIRE_NUM_KEYS:
         answer_i64(session, request->id, td__kv_count(&engine->kv, *request->keys));
-        return TD_OK;
+        break;
     case TD__WIRE_CANCEL:
         cancel(session, (uint32_t)request->number);
-        return TD_OK;
+        break;
     case TD__WIRE_SYNC:
         answer_values(session, request->id, NULL, 0);
-        return TD_OK;
-    case TD__WIRE_WILL:
-        return make_will(session, request);
+        break;
     case TD__WIRE_BYE:
         session->leaving = true;
-        return TD_OK;
+        break;
     }
-    return TD_OK;
 }
 
 bool td__engine_execute(struct td__session *session, const struct td__wire_header *header,
                         const uint8_t *body)
 {
+    struct td__engine *engine = session->engine;
     struct td__wire_request request;
+    if (session->end)
+        return true; /* nothing of it counts any more */
+    if (header->code >= TD__WIRE_HELLO && header->code <= TD__WIRE_DEPOSED)
+        return td__replica_execute(session, header, body) && !session->out.failed;
     if (td__wire_parse(header, body, &request))
         return false;
     bool fine = true;
-    if (request.op == TD__WIRE_GET || request.op == TD__WIRE_WAIT) {
+    if (engine->replica && engine->replica->role != TD__REPLICA_PRIMARY)
+        td__replica_refuse(session);
+    else if (td__wire_is_change(request.op))
+        change(session, &request, body, header->body_size);
+    else if (request.op == TD__WIRE_GET || request.op == TD__WIRE_WAIT)
         fine = wait_for(session, &request);
-    } else {
-        td_status status = carry_out(session, &request);
-        if (status)
-            answer_failure(session, is_silent(request.op) ? 0 : request.id, status);
-    }
+    else
+        answer(session, &request);
     td__wire_request_free(&request);
     return fine && !session->out.failed;
 }
@@ -399,12 +453,7 @@ void td__session_end(struct td__session *session)
             unpark(waiter);
         drop_waiter(waiter);
     }
-    if (session->will_key.data && !session->leaving) {
-        struct td__span key = {session->will_key.data, session->will_key.size};
-        struct td__span value = {session->will_value.data, session->will_value.size};
-        if (!td__kv_set(&session->engine->kv, key, value))
-            wake(session->engine, key);
-    }
+    td__replica_session_end(session);
     td_bytes_free(&session->will_key);
     td_bytes_free(&session->will_value);
     td__buffer_free(&session->out);
@@ -412,6 +461,7 @@ void td__session_end(struct td__session *session)
 
 void td__engine_free(struct td__engine *engine)
 {
+    td__replica_free(engine);
     td__kv_free(&engine->kv);
     td__map_free(&engine->waiting);
 }

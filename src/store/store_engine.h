@@ -7,6 +7,7 @@
 #include "base/auth.h"
 #include "base/clock.h"
 #include "store/kv.h"
+#include "store/store_replica.h"
 #include "store/store_wire.h"
 
 #include <sys/queue.h>
@@ -18,7 +19,16 @@ struct td__waiter;
 
 struct td__engine {
     struct td__kv kv;
-    struct td__map waiting; /* key -> the waiters parked at it */
+    struct td__map waiting;           /* key -> the waiters parked at it */
+    LIST_HEAD(, td__session) greeted; /* clients that have said who they are */
+    struct td__replica *replica;      /* NULL: there are no standbys, and nothing is remembered */
+};
+
+/* What becomes of a connection that the engine wants to end. */
+enum td__session_end {
+    TD__SESSION_GOES_ON,
+    TD__SESSION_ENDS_SENT, /* when what it is owed is sent */
+    TD__SESSION_ENDS_NOW,
 };
 
 /* One client. */
@@ -32,7 +42,22 @@ struct td__session {
     bool owes_answers; /* waiters were passed over because too much was on its way */
     td_bytes will_key, will_value;
     bool leaving; /* said BYE */
+    enum td__session_end end;
+    uint64_t client_id; /* 0: it has not said HELLO */
+    uint64_t changes;   /* how many the client has sent, counted over all its connections */
+    bool was_known;     /* when it said HELLO */
+    struct td__known_client *known; /* where there are standbys */
+    struct td__standby *standby;    /* the session is one's */
+    LIST_ENTRY(td__session) greeted_link;
 };
+
+/** Carries out a change other than a will, and wakes those who wait for its keys. request->had_effect and ->number, and
+ *  for COMPARE_SET *result, which points into the store or the request, say what came of it. */
+td_status td__engine_apply(struct td__engine *engine, struct td__wire_request *request,
+                           struct td__span *result);
+
+/** Sets one key, and wakes those who wait for it. */
+td_status td__engine_set(struct td__engine *engine, struct td__span key, struct td__span value);
 
 /** Frees the store. All sessions have ended. */
 void td__engine_free(struct td__engine *engine);

@@ -80,6 +80,9 @@ td_status td__store_look_up(td_store *store, const char *key, td_bytes *value, b
  *  where the store has no server. */
 bool td__store_address(td_store *store, char *text, size_t room);
 
+/** The address of the interface with the default route; nothing is sent. False if there is none. */
+bool td__route_address(char *text, size_t room);
+
 /** The address at which other processes of the job reach this one (own_address.c). */
 void td__own_address(td_store *store, char text[64]);
 

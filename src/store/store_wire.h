@@ -17,6 +17,8 @@
  *     SYNC           empty                             empty
  *     WILL           key, value                        none; set when the client ends without BYE
  *     BYE            empty                             none
+ *     HELLO          client, first number, …           STATE, where asked for; else none
+ *     ATTACH, ACK, DEPOSED                             of standbys: store_replica.h
  *
  * Requests of one client are carried out in order, so an answer confirms all that was sent before
  * its request. A failure is answered with a status other than OK and a string: the message, and for
@@ -50,12 +52,16 @@ enum td__wire_op {
     TD__WIRE_SYNC,
     TD__WIRE_WILL,
     TD__WIRE_BYE,
+    TD__WIRE_HELLO,
+    TD__WIRE_ATTACH,
+    TD__WIRE_ACK,
+    TD__WIRE_DEPOSED,
 };
 
 struct td__wire_header {
     size_t body_size;
     uint32_t id;
-    uint8_t code; /* an op in a request, a td_status in an answer */
+    uint8_t code; /* an op in a request; a td_status or a td__replica_frame from the server */
 };
 
 /** Reads a header of TD__WIRE_HEADER bytes; false when it cannot be one. */
@@ -74,13 +80,27 @@ struct td__wire_request {
     size_t count;
     struct td__span *keys;
     struct td__span *values; /* SET, APPEND, WILL; COMPARE_SET: expected, desired */
-    int64_t number;          /* ADD: the amount; CANCEL: the id */
+    int64_t number;          /* ADD: the amount, then the sum; CANCEL: the id */
+    bool had_effect;         /* of a change that was carried out: the store differs */
     struct td__span few[TD__WIRE_FEW];
 };
 
 /** Takes a request apart: TD_ERR_INVALID when it is malformed, TD_ERR_NOMEM. */
 td_status td__wire_parse(const struct td__wire_header *header, const uint8_t *body,
                          struct td__wire_request *request);
+
+/** Requests that change the store: each client counts its own, from 1 on. */
+static inline bool td__wire_is_change(uint8_t op)
+{
+    return op == TD__WIRE_SET || op == TD__WIRE_APPEND || op == TD__WIRE_ADD ||
+           op == TD__WIRE_COMPARE_SET || op == TD__WIRE_DELETE || op == TD__WIRE_WILL;
+}
+
+/** Requests that are answered by nothing but a failure, and that with id 0. */
+static inline bool td__wire_is_silent(uint8_t op)
+{
+    return op == TD__WIRE_SET || op == TD__WIRE_APPEND || op == TD__WIRE_WILL;
+}
 
 void td__wire_request_free(struct td__wire_request *request);
 

@@ -26,22 +26,13 @@
 enum {
     GRACE_MS = 5000, /* for the server's answer to a call that has timed out */
     READ_SIZE = 64 << 10,
-    FULL_MS = 20, /* how long a sender waits for room before it reads what has come */
-};
-
-/* A request that waits for its answer; on the stack of the thread that made it. */
-struct td__tcp_call {
-    LIST_ENTRY(td__tcp_call) link;
-    uint32_t id;
-    uint64_t sequence; /* of its request among all that were sent */
-    bool done;
-    td_status status;
-    struct td__buffer body;
+    FULL_MS = 20,         /* how long a sender waits for room before it reads what has come */
+    KEPT_BYTES = 4 << 20, /* unconfirmed changes, from which on a set waits for the server */
 };
 
 /* ---- The connection is lost ------------------------------------------------------------------ */
 
-static void mark_broken(struct td__tcp_client *client, const char *reason)
+void td__tcp_client_break(struct td__tcp_client *client, const char *reason)
 {
     struct td__error *broken = &client->broken;
     if (broken->status)
@@ -56,6 +47,24 @@ static void mark_broken(struct td__tcp_client *client, const char *reason)
                  "for key \"%s\"",
                  client->unconfirmed, client->unconfirmed == 1 ? "" : "s", client->unconfirmed_key);
     pthread_cond_broadcast(&client->answered);
+    pthread_cond_broadcast(&client->sendable);
+}
+
+void td__tcp_client_lose(struct td__tcp_client *client, const char *reason)
+{
+    if (client->broken.status || client->lost)
+        return;
+    if (!client->replicated) {
+        td__tcp_client_break(client, reason);
+        return;
+    }
+    client->lost = true;
+    client->lost_at = td__now_ns();
+    client->attempt_ms = 0;
+    snprintf(client->lost_text, sizeof client->lost_text, "%s", reason);
+    td__sock_shutdown(client->fd, SHUT_RDWR); /* wakes a thread that reads or sends */
+    pthread_cond_broadcast(&client->answered);
+    pthread_cond_broadcast(&client->sendable);
 }
 
 static td_status fail_broken(struct td__tcp_client *client)
@@ -79,7 +88,7 @@ static int read_some(int fd, struct td__buffer *in, struct td__backoff *backoff,
         return ENOMEM;
     backoff->begun = 0;
     for (;;) {
-        ssize_t got = recv(fd, in->data + in->size, in->capacity - in->size, MSG_DONTWAIT);
+        ssize_t got = td__sock_recv(fd, in->data + in->size, in->capacity - in->size, MSG_DONTWAIT);
         if (got > 0) {
             in->size += (size_t)got;
             return 0;
@@ -102,6 +111,10 @@ static void take_answer(struct td__tcp_client *client, const struct td__wire_hea
                         const uint8_t *body)
 {
     td_status status = header->code <= TD_ERR_ABORTED ? (td_status)header->code : TD_ERR_PEER;
+    if (header->id == 0 && header->code == TD__REPLICA_STATE) {
+        td__tcp_take_state(client, body, header->body_size);
+        return;
+    }
     if (header->id == 0) {
         struct td__reader reader = td__reader_of(body, header->body_size);
         struct td__span text = td__reader_string(&reader, header->body_size);
@@ -116,7 +129,8 @@ static void take_answer(struct td__tcp_client *client, const struct td__wire_hea
         return; /* it has timed out */
     LIST_REMOVE(call, link);
     if (call->sequence > client->unconfirmed_last)
-        client->unconfirmed = 0;
+        client->unconfirmed = client->silent_not_kept = 0;
+    td__tcp_confirm(client, call->sequence);
     td__buffer_put(&call->body, body, header->body_size);
     call->status = call->body.failed ? TD_ERR_NOMEM : status;
     call->done = true;
@@ -130,7 +144,7 @@ static void take_answers(struct td__tcp_client *client)
         struct td__wire_header header;
         const uint8_t *frame = client->in.data + used;
         if (!td__wire_read_header(frame, &header)) {
-            mark_broken(client, "the server sent something that is no answer");
+            td__tcp_client_lose(client, "the server sent something that is no answer");
             return;
         }
         if (client->in.size - used - TD__WIRE_HEADER < header.body_size)
@@ -157,9 +171,11 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
     else if (error == ETIMEDOUT)
         pthread_cond_broadcast(&client->answered); /* another may read on */
     else
-        mark_broken(client, complaint          ? complaint
-                            : error == ENODATA ? "it has ended"
-                                               : td__errno_text(error));
+        td__tcp_client_lose(client, complaint          ? complaint
+                                    : error == ENODATA ? "it has ended"
+                                                       : td__errno_text(error));
+    if (client->lost)
+        pthread_cond_broadcast(&client->answered); /* whoever looks for the next server */
     return error != ETIMEDOUT;
 }
 
@@ -168,8 +184,9 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
 static bool await(struct td__tcp_client *client, struct td__tcp_call *call, td__deadline deadline)
 {
     while (!call->done && !client->broken.status) {
-        bool in_time = client->reading ? td__cond_wait(&client->answered, &client->lock, deadline)
-                                       : read_for_all(client, deadline);
+        bool in_time = client->lost      ? td__tcp_fail_over(client, deadline)
+                       : client->reading ? td__cond_wait(&client->answered, &client->lock, deadline)
+                                         : read_for_all(client, deadline);
         if (!in_time && !call->done && !client->broken.status)
             return false;
     }
@@ -188,12 +205,11 @@ static void read_while_sending(struct td__tcp_client *client)
     pthread_mutex_unlock(&client->lock);
 }
 
-/* 0, or an errno. */
-static int send_bytes(struct td__tcp_client *client, const uint8_t *data, size_t size,
-                      td__deadline deadline)
+int td__tcp_client_send(struct td__tcp_client *client, const uint8_t *data, size_t size,
+                        td__deadline deadline)
 {
     while (size) {
-        ssize_t sent = send(client->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = td__sock_send(client->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) {
             data += sent;
             size -= (size_t)sent;
@@ -215,9 +231,9 @@ static int send_bytes(struct td__tcp_client *client, const uint8_t *data, size_t
 static void check_connection(struct td__tcp_client *client)
 {
     char byte;
-    if (client->reading)
+    if (client->reading || client->lost)
         return;
-    ssize_t got = recv(client->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    ssize_t got = td__sock_recv(client->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
         read_for_all(client, 0);
 }
@@ -227,10 +243,69 @@ static td_status fail_silent(const struct td__tcp_client *client)
     return td_fail(TD_ERR_TIMEOUT, "tcp store: the server at %s does not answer", client->where);
 }
 
+/* Waits until this thread may send a request: no other one does, there is a connection, and for one that changes the store
+ * and has an answer, no more than the server remembers are on their way. False when the deadline came first. Holds
+ * the lock, except while it waits. */
+static bool take_turn(struct td__tcp_client *client, uint8_t op, td__deadline deadline)
+{
+    bool counts = td__wire_is_change(op) && !td__wire_is_silent(op), in_time = true;
+    for (;;) {
+        bool full = counts && client->kept_answers >= TD__REPLICA_WINDOW;
+        if (client->broken.status)
+            return true;
+        if (!client->sending && !client->lost && !full) {
+            client->sending = true;
+            return true;
+        }
+        if (!in_time)
+            return false;
+        if (client->sending)
+            in_time = td__cond_wait(&client->sendable, &client->lock, deadline);
+        else if (client->lost)
+            in_time = td__tcp_fail_over(client, deadline);
+        else if (client->reading)
+            in_time = td__cond_wait(&client->answered, &client->lock, deadline);
+        else
+            in_time = read_for_all(client, deadline);
+    }
+}
+
+/* Puts down what is to be sent: a change gets its number. Returns the bytes to send, of `frame` or of the change that is
+ * kept. Holds the lock. */
+static const struct td__buffer *put_down(struct td__tcp_client *client, struct td__buffer *frame,
+                                         const struct td__span *key, struct td__tcp_call *call)
+{
+    uint8_t op = frame->data[8];
+    client->sent++;
+    if (call)
+        call->sequence = client->sent;
+    if (key && !client->unconfirmed++)
+        snprintf(client->unconfirmed_key, sizeof client->unconfirmed_key, "%.*s", (int)key->size,
+                 key->data);
+    if (key)
+        client->unconfirmed_last = client->sent;
+    if (call)
+        call->frame = frame;
+    if (!td__wire_is_change(op))
+        return frame;
+    client->changes++;
+    if (call)
+        call->number = client->changes;
+    client->going_out = client->replicated ? td__tcp_keep(client, frame, client->sent) : NULL;
+    if (client->going_out && call)
+        call->kept = true;
+    if (client->going_out)
+        return &client->going_out->frame;
+    if (td__wire_is_silent(op))
+        client->silent_not_kept = client->changes;
+    return frame;
+}
+
 /* Sends a frame, whose id is filled in here; a request without an answer has id 0 and is put down as
- * unconfirmed under `key`. *sequence, where not NULL, is its number among all. */
+ * unconfirmed under `key`. `call` is NULL where nobody waits for an answer. */
 static td_status transmit(struct td__tcp_client *client, struct td__buffer *frame, uint32_t id,
-                          const struct td__span *key, td__deadline deadline, uint64_t *sequence)
+                          const struct td__span *key, td__deadline deadline,
+                          struct td__tcp_call *call)
 {
     if (frame->failed)
         return td__fail_nomem("tcp store");
@@ -242,34 +317,38 @@ static td_status transmit(struct td__tcp_client *client, struct td__buffer *fram
     td__store_u32(frame->data + 4, id);
 
     pthread_mutex_lock(&client->lock);
-    bool in_time = true;
-    while (client->sending && in_time)
-        in_time = td__cond_wait(&client->sendable, &client->lock, deadline);
-    if (client->sending) {
-        pthread_mutex_unlock(&client->lock);
-        return fail_silent(client);
-    }
-    client->sending = true;
-    client->sent++;
-    if (sequence)
-        *sequence = client->sent;
-    if (key && !client->unconfirmed++)
-        snprintf(client->unconfirmed_key, sizeof client->unconfirmed_key, "%.*s", (int)key->size,
-                 key->data);
-    if (key)
-        client->unconfirmed_last = client->sent;
-    bool broken = client->broken.status;
-    pthread_mutex_unlock(&client->lock);
-    int error = broken ? EPIPE : send_bytes(client, frame->data, frame->size, deadline);
-
     td_status status = TD_OK;
-    pthread_mutex_lock(&client->lock);
-    client->sending = false;
-    pthread_cond_signal(&client->sendable);
-    if (error) {
-        mark_broken(client, error == ETIMEDOUT ? "it takes no more bytes" : td__errno_text(error));
-        status = fail_broken(client);
+    if (!take_turn(client, frame->data[8], deadline)) {
+        status = fail_silent(client);
+        pthread_mutex_unlock(&client->lock);
+        return status;
     }
+    bool broken = client->broken.status;
+    if (broken) {
+        status = fail_broken(client);
+    } else {
+        const struct td__buffer *bytes = put_down(client, frame, key, call);
+        bool again = bytes != frame || call;
+        pthread_mutex_unlock(&client->lock);
+        int error = td__tcp_client_send(client, bytes->data, bytes->size, deadline);
+        pthread_mutex_lock(&client->lock);
+        client->sending = false;
+        struct td__tcp_kept *kept = client->going_out;
+        client->going_out = NULL;
+        if (client->going_out_confirmed)
+            td__tcp_confirm(client, kept->sequence);
+        client->going_out_confirmed = false;
+        if (error && error != ETIMEDOUT && !client->reading)
+            read_for_all(client, 0); /* the server's last words may say more */
+        if (error)
+            td__tcp_client_lose(client, error == ETIMEDOUT ? "it takes no more bytes"
+                                                           : td__errno_text(error));
+        if (error && (client->broken.status || !again))
+            status = client->broken.status ? fail_broken(client) : fail_silent(client);
+    }
+    pthread_cond_signal(&client->sendable);
+    if (client->lost)
+        pthread_cond_broadcast(&client->answered);
     pthread_mutex_unlock(&client->lock);
     return status;
 }
@@ -302,10 +381,26 @@ struct td__buffer td__tcp_frame(uint8_t op)
     return frame;
 }
 
+/* So that what is kept for the next server has a bound, a client waits for the present one now and then. */
+static td_status make_room(struct td__tcp_client *client, td__deadline deadline)
+{
+    pthread_mutex_lock(&client->lock);
+    bool full = client->kept_bytes > KEPT_BYTES;
+    pthread_mutex_unlock(&client->lock);
+    if (!full)
+        return TD_OK;
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_SYNC), body = {0};
+    td_status status = td__tcp_client_ask(client, &frame, deadline, NULL, &body);
+    td__buffer_free(&body);
+    return status;
+}
+
 td_status td__tcp_client_tell(struct td__tcp_client *client, struct td__buffer *frame,
                               struct td__span key, td__deadline deadline)
 {
     td_status status = enter(client, true);
+    if (!status)
+        status = make_room(client, deadline);
     if (!status)
         status = transmit(client, frame, 0, &key, deadline, NULL);
     td__buffer_free(frame);
@@ -355,7 +450,7 @@ td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *f
     call.id = ++client->last_id ? client->last_id : ++client->last_id; /* 0 is not an id */
     LIST_INSERT_HEAD(&client->calls, &call, link);
     pthread_mutex_unlock(&client->lock);
-    status = transmit(client, frame, call.id, NULL, deadline, &call.sequence);
+    status = transmit(client, frame, call.id, NULL, deadline, &call);
 
     pthread_mutex_lock(&client->lock);
     if (!status && !await(client, &call, key_deadline ? *key_deadline : deadline))
@@ -378,13 +473,53 @@ free_frame:
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
-void td__tcp_client_init(struct td__tcp_client *client, int fd, const char *host, int port)
+td_status td__tcp_client_init(struct td__tcp_client *client, const struct td__secret *secret)
 {
-    *client = (struct td__tcp_client){.fd = fd, .fork_generation = td__fork_generation()};
+    *client = (struct td__tcp_client){
+        .fd = -1, .fork_generation = td__fork_generation(), .secret = *secret};
+    TD_TRY(td__random(&client->id, sizeof client->id));
+    client->id |= 1; /* 0 is nobody */
+    STAILQ_INIT(&client->kept);
     pthread_mutex_init(&client->lock, NULL);
     td__cond_init(&client->answered);
     td__cond_init(&client->sendable);
+    return TD_OK;
+}
+
+void td__tcp_client_start(struct td__tcp_client *client, int fd, const char *host, int port)
+{
+    struct td__buffer frame = {0};
+    client->fd = fd;
     td__endpoint_text(host, port, client->where, sizeof client->where);
+    td__tcp_put_hello(&frame, client, client->id, 1, false);
+    if (!frame.failed) /* the first call notices a failure */
+        td__send_all(fd, frame.data, frame.size, td__deadline_in_ms(GRACE_MS));
+    td__buffer_free(&frame);
+}
+
+td_status td__tcp_client_find(struct td__tcp_client *client, td__deadline deadline)
+{
+    td_status status = TD_OK;
+    pthread_mutex_lock(&client->lock);
+    client->replicated = client->lost = true;
+    client->lost_at = td__now_ns();
+    snprintf(client->lost_text, sizeof client->lost_text, "there was none yet");
+    while (client->lost && !client->broken.status && td__tcp_fail_over(client, deadline))
+        ;
+    if (client->broken.status)
+        status = td__error_restore(&client->broken);
+    else if (client->lost)
+        status = td_fail(TD_ERR_TIMEOUT, "tcp store: no primary was found in time: tried%s",
+                         client->tried);
+    pthread_mutex_unlock(&client->lock);
+    return status;
+}
+
+void td__tcp_client_where(struct td__tcp_client *client, char text[TD__REPLICA_ADDRESS])
+{
+    pthread_mutex_lock(&client->lock);
+    memcpy(text, client->where, TD__REPLICA_ADDRESS);
+    pthread_mutex_unlock(&client->lock);
 }
 
 /* Makes sure that all that was set has arrived, and sends BYE. */
@@ -412,7 +547,9 @@ td_status td__tcp_client_close(struct td__tcp_client *client, td__deadline deadl
     td_status status = TD_OK;
     if (client->fork_generation == td__fork_generation())
         status = say_bye(client, deadline);
-    close(client->fd);
+    if (client->fd >= 0)
+        td__sock_close(client->fd);
+    td__tcp_drop_kept(client);
     td__buffer_free(&client->in);
     pthread_cond_destroy(&client->answered);
     pthread_cond_destroy(&client->sendable);

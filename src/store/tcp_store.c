@@ -3,19 +3,17 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "os/socket.h"
-#include "os/tls.h"
 #include "os/trust.h"
 #include "store/store_engine.h"
 #include "store/store_ops.h"
 #include "store/tcp_client.h"
+#include "store/tcp_replica.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { DRAIN_MS = 2000 }; /* for the last requests to reach the server */
 
 struct tcp_store {
     td_store head;
@@ -30,9 +28,11 @@ static struct td__tcp_client *client_of(td_store *store)
     return &((struct tcp_store *)store)->client;
 }
 
-static td_status malformed(const struct td__tcp_client *client)
+static td_status malformed(struct td__tcp_client *client)
 {
-    return td_fail(TD_ERR_PEER, "tcp store at %s: the server's answer is malformed", client->where);
+    char where[TD__REPLICA_ADDRESS];
+    td__tcp_client_where(client, where);
+    return td_fail(TD_ERR_PEER, "tcp store at %s: the server's answer is malformed", where);
 }
 
 /* Asks for one number: an i64, or a u8 when `byte` is true. */
@@ -51,7 +51,7 @@ static td_status ask_number(struct td__tcp_client *client, struct td__buffer *fr
     return TD_OK;
 }
 
-static td_status take_values(const struct td__tcp_client *client, const struct td__buffer *body,
+static td_status take_values(struct td__tcp_client *client, const struct td__buffer *body,
                              size_t count, td_bytes *values)
 {
     struct td__reader reader = td__reader_of(body->data, body->size);
@@ -182,16 +182,17 @@ static td_status tcp_close(td_store *base)
         td__tcp_server_abandon(store->server);
     else if (store->server)
         td__tcp_server_stop(store->server, td__deadline_in_ms(store->linger_ms));
-    if (!inherited)
-        td__tls_drain(store, td__deadline_in_ms(DRAIN_MS));
     free(store);
     return status;
 }
 
 static void tcp_address(td_store *store, char *text, size_t room)
 {
+    struct td__tcp_client *client = client_of(store);
     struct td__address own;
-    td__local_address(client_of(store)->fd, &own);
+    pthread_mutex_lock(&client->lock);
+    td__local_address(client->fd, &own);
+    pthread_mutex_unlock(&client->lock);
     td__address_host(&own, text, room);
     if (!*text)
         snprintf(text, room, "127.0.0.1");
@@ -250,45 +251,104 @@ static td_status check_room(const char *host)
     return TD_OK;
 }
 
+static td_status create(const td_tcp_store_options *options, const struct td__secret *secret,
+                        struct tcp_store **out)
+{
+    struct tcp_store *store = calloc(1, sizeof *store);
+    if (!store)
+        return td__fail_nomem("tcp store");
+    td__store_init(&store->head, &tcp_store_ops, options->timeout_ms);
+    store->linger_ms = options->linger_ms;
+    td_status status = td__tcp_client_init(&store->client, secret);
+    if (status)
+        free(store);
+    else
+        *out = store;
+    return status;
+}
+
+/* Frees one that is not open; keeps the last error. */
+static void discard(struct tcp_store *store)
+{
+    struct td__error error;
+    td__error_save(&error);
+    td__tcp_client_close(&store->client, 0);
+    if (store->server)
+        td__tcp_server_stop(store->server, 0);
+    free(store);
+    td__error_restore(&error);
+}
+
 td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_options *options,
                             td_store **out)
 {
     static const td_tcp_store_options defaults = {0};
     struct td__secret secret;
+    struct tcp_store *store = NULL;
     if (!options)
         options = &defaults;
     TD_TRY(check_arguments(host, port, options, out));
     TD_TRY(td__secret_load(options->secret, &secret));
     TD_TRY(td__heartbeat_read());
-
-    struct tcp_store *store = calloc(1, sizeof *store);
-    if (!store)
-        return td__fail_nomem("tcp store");
-    td__store_init(&store->head, &tcp_store_ops, options->timeout_ms);
+    TD_TRY(create(options, &secret, &store));
     store->port = port;
-    store->linger_ms = options->linger_ms;
 
+    int fd;
     td__deadline deadline = td__deadline_in_ms(td_store_timeout(&store->head));
     td_status status = options->host_server ? start_server(store, host, &secret, deadline) : TD_OK;
-    if (status)
-        goto free_store;
-    int fd;
-    status = options->host_server ? check_room(host) : TD_OK;
+    if (!status && options->host_server)
+        status = check_room(host);
     if (!status)
         status = td__connect_trusted(host, store->port, "store", NULL, &secret, deadline, &fd);
-    if (status)
-        goto stop_server;
-    td__tls_set_owner(fd, store);
-    td__tcp_client_init(&store->client, fd, host, store->port);
+    if (status) {
+        discard(store);
+        return status;
+    }
+    td__tcp_client_start(&store->client, fd, host, store->port);
     *out = &store->head;
     return TD_OK;
+}
 
-stop_server:
-    if (store->server)
-        td__tcp_server_stop(store->server, 0);
-free_store:
-    free(store);
-    return status;
+td_status td__tcp_store_open_any(const char *const *addresses, int count,
+                                 const struct td_tcp_store_options *options, td_store **out)
+{
+    static const td_tcp_store_options defaults = {0};
+    struct td__secret secret;
+    struct tcp_store *store = NULL;
+    char host[TD__REPLICA_ADDRESS];
+    if (!options)
+        options = &defaults;
+    if (count < 1 || count > TD__REPLICA_MOST)
+        return td_fail(TD_ERR_INVALID, "tcp store: %d addresses; there must be 1 to %d", count,
+                       TD__REPLICA_MOST);
+    TD_TRY(td__secret_load(options->secret, &secret));
+    TD_TRY(td__heartbeat_read());
+    TD_TRY(create(options, &secret, &store));
+    struct td__replica_list *list = &store->client.at.members;
+    td_status status = TD_OK;
+    for (int i = 0; i < count && !status; i++) {
+        if (!td__replica_split_address(addresses[i], host, &store->port))
+            status = td_fail(TD_ERR_INVALID, "tcp store: \"%.80s\" is not an address",
+                             addresses[i]);
+        list->at[i].number = (uint32_t)i;
+        snprintf(list->at[i].address, sizeof list->at[i].address, "%s", addresses[i]);
+        list->count = i + 1;
+    }
+    if (!status)
+        status = td__tcp_client_find(&store->client,
+                                     td__deadline_in_ms(td_store_timeout(&store->head)));
+    if (status) {
+        discard(store);
+        return status;
+    }
+    td__replica_split_address(store->client.where, host, &store->port);
+    *out = &store->head;
+    return TD_OK;
+}
+
+struct td__tcp_server *td__tcp_store_server(td_store *base)
+{
+    return base->ops == &tcp_store_ops ? ((struct tcp_store *)base)->server : NULL;
 }
 
 int td_tcp_store_port(const td_store *base)

@@ -29,10 +29,10 @@ enum {
 /* A notice is small, and nothing is queued before it: what cannot be sent at once will never be sent. */
 static void send_notice(const struct td__links *links, int fd)
 {
-    ssize_t sent = send(fd, links->failure_notice, links->failure_notice_size,
+    ssize_t sent = td__sock_send(fd, links->failure_notice, links->failure_notice_size,
                         MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)sent;
-    shutdown(fd, SHUT_WR);
+    td__sock_shutdown(fd, SHUT_WR);
 }
 
 /* On the endpoint's thread: a member has connected after the failure. */
@@ -40,7 +40,7 @@ static void on_late_link(void *arg, int rank, int fd)
 {
     (void)rank;
     send_notice(arg, fd);
-    close(fd);
+    td__sock_close(fd);
 }
 
 void td__links_send_failure(struct td__links *links, const struct td__operation *operation,
@@ -61,7 +61,7 @@ void td__links_send_failure(struct td__links *links, const struct td__operation 
         if (link->fd >= 0 && !link->sending)
             send_notice(links, link->fd);
         else if (link->fd >= 0)
-            shutdown(link->fd, SHUT_WR);
+            td__sock_shutdown(link->fd, SHUT_WR);
         if (link->side >= 0)
             send_notice(links, link->side);
     }

@@ -12,6 +12,7 @@
 #include "tcp/link_io.h"
 
 #include "base/fail.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <string.h>
@@ -108,7 +109,7 @@ td_status td__link_io_send(struct td__link_io *io, const struct td__run *run, bo
     msg.msg_iovlen = (size_t)parts_of(io, run, parts, SEND_LIMIT);
     ssize_t sent;
     do
-        sent = sendmsg(link->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+        sent = td__sock_sendmsg(link->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
     if (sent < 0) {
         io->ready = false;
@@ -215,7 +216,7 @@ td_status td__link_io_receive(struct td__link_io *io, const struct td__run *run,
     msg.msg_iovlen = (size_t)count;
     ssize_t received;
     do
-        received = recvmsg(link->fd, &msg, MSG_DONTWAIT);
+        received = td__sock_recvmsg(link->fd, &msg, MSG_DONTWAIT);
     while (received < 0 && errno == EINTR);
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         io->ready = false;

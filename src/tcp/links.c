@@ -49,7 +49,7 @@ static bool has_arrived(int fd)
     struct tcp_info info = {0};
     socklen_t size = sizeof info;
     int queued = 0;
-    while (recv(fd, discarded, sizeof discarded, MSG_DONTWAIT) > 0)
+    while (td__sock_recv(fd, discarded, sizeof discarded, MSG_DONTWAIT) > 0)
         ;
     /* What is sent on a unix socket has arrived. */
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) || info.tcpi_state == TCP_CLOSE)
@@ -62,10 +62,10 @@ static bool close_link(int *fd, bool at_once)
 {
     if (*fd < 0)
         return true;
-    shutdown(*fd, SHUT_WR);
+    td__sock_shutdown(*fd, SHUT_WR);
     if (!has_arrived(*fd) && !at_once)
         return false;
-    close(*fd);
+    td__sock_close(*fd);
     *fd = -1;
     return true;
 }
@@ -307,7 +307,7 @@ void td__links_notify(const struct td__link_call *call, int peer, bool side_link
     notice.payload = 0;
     td__header_write(&notice, bytes);
     if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT &&
-        send(out.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        td__sock_send(out.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
         link->notified_turn = notice.turn;
 }
 
@@ -344,7 +344,7 @@ static enum front peek(int fd, struct td__call_header *header)
     uint8_t bytes[TD__HEADER_BYTES];
     ssize_t peeked;
     do
-        peeked = recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+        peeked = td__sock_recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
     while (peeked < 0 && errno == EINTR);
     if (peeked < 0)
         return errno == EAGAIN || errno == EWOULDBLOCK ? EMPTY : CLOSED;
@@ -360,7 +360,7 @@ static td_status take_header(const struct td__link_call *call, int peer, int fd,
                              const struct td__call_header *theirs)
 {
     uint8_t bytes[TD__HEADER_BYTES];
-    ssize_t taken = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    ssize_t taken = td__sock_recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
     (void)taken;
     return td__links_check_header(call, peer, fd, theirs, "", 0);
 }
@@ -387,7 +387,7 @@ static td_status check_front(const struct td__link_call *call, int peer, int fd,
     if (fd != link->side || peer < call->links->index)
         return TD_OK;
     int error = td__tls_complaint(fd) ? EBADMSG : 0;
-    close(fd);
+    td__sock_close(fd);
     link->side = -1;
     return td__links_fail_end(call, peer, error);
 }

@@ -9,12 +9,13 @@
 #include "tcp/tcp_layout.h"
 
 #include "base/fail.h"
+#include "collective/tree.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    CHUNK_BYTES = 2 << 20,        /* of a vector */
+    CHUNK_BYTES = 2 << 20,        /* of a vector; of each part of an all_gather of two ranks */
     CHUNK_LEAST_BYTES = 16 << 10, /* of each part, at least */
 
     /* The chain cuts this into 32 pieces: longer ones would leave the cache before they are forwarded. */
@@ -151,6 +152,14 @@ static bool is_plain(const struct td__reduction *reduction)
                                reduction->op != TD_PREMUL_SUM && reduction->dtype != TD_BOOL);
 }
 
+/* Of a long all_reduce: what has been received is sent again from the cache. Each chunk takes two rounds a level, whose
+ * latency is to be small beside the time of its bytes. */
+static size_t all_reduce_chunk(const struct td__tcp_comm *comm)
+{
+    int levels = td__tree_levels(comm->size);
+    return (size_t)CHUNK_BYTES * (size_t)(levels > 1 ? levels : 1);
+}
+
 /* reduce and all_reduce. */
 static td_status run_reduction(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
@@ -162,7 +171,8 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     struct task task;
     TD_TRY(begin(&task, comm, operation, td_dtype_size(accumulator), count));
 
-    size_t chunk = all && same ? count : min_size(count, CHUNK_BYTES / task.element);
+    size_t chunk = min_size(count,
+                            (all && same ? all_reduce_chunk(comm) : CHUNK_BYTES) / task.element);
     bool borrows = !gets && is_plain(reduction) && !task.run.compiled->writes_data;
     size_t staged = (gets && same) || borrows ? 0 : aligned(chunk * task.element);
     TD_TRY(take_scratch(&task, staged + scratch_bytes(&task, largest_piece(&task, chunk))));
@@ -264,7 +274,11 @@ static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__oper
     size_t element = td__operation_element(operation);
     size_t largest = counts ? td__largest_count(counts, comm->size) : operation->call.count;
     TD_TRY(begin_parts(&parts, comm, operation, element));
-    cut_parts(&parts, task->run.compiled->one_by_one ? largest * element : 0, GATHER_BYTES);
+    const struct td__compiled_schedule *compiled = task->run.compiled;
+    bool one_by_one = compiled->one_by_one ||
+                      (comm->size == 2 && !compiled->schedule.scratch_blocks);
+    cut_parts(&parts, one_by_one ? largest * element : 0,
+              comm->size == 2 ? CHUNK_BYTES : GATHER_BYTES);
     TD_TRY(take_scratch(task, scratch_most(&parts)));
     struct td__blocks *data = &task->run.buffers[TD__DATA];
     const char *input = operation->call.input;
@@ -402,7 +416,7 @@ td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__ope
     if (operation->call.kind == TD_OP_REDUCE_SCATTER)
         return run_reduce_scatter(comm, operation, true);
     td_dtype accumulator = td__reduction_accumulator(&operation->reduction);
-    return run_in_place(comm, operation, td_dtype_size(accumulator), SIZE_MAX);
+    return run_in_place(comm, operation, td_dtype_size(accumulator), all_reduce_chunk(comm));
 }
 
 td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)

@@ -126,6 +126,8 @@ td_status td__fallback_begin(struct td__operands *operands, struct td__host_copy
 {
     char what[64];
     describe(operands, what);
+    if (td__is_meta(operands->device))
+        return td__fail_meta(what, operands->device);
     if (!operands->device->falls_back)
         return td_fail(TD_ERR_UNSUPPORTED,
                        "%s: %s has no such kernel; TANDEM_FALLBACK=cpu in the environment, before "

@@ -58,6 +58,7 @@ static td_generator *create(const char *call, td_device *device, uint64_t seed)
 td_generator *td_generator_create(uint64_t seed, td_device *device)
 {
     device = td__use_device("td_generator_create", device);
+    device = device ? td__target_of(device) : NULL;
     return device ? create("td_generator_create", device, seed) : NULL;
 }
 
@@ -124,6 +125,8 @@ static td_generator *find_default(const td_device *device)
 td_generator *td_default_generator(td_device *device)
 {
     device = td__use_device("td_default_generator", device);
+    if (device && td__is_meta(device)) /* opens the target */
+        device = td__use_device("td_default_generator", device->target);
     if (!device || device->is_host)
         return device ? host_default() : NULL;
     td_generator *generator = find_default(device);
@@ -155,6 +158,7 @@ td_generator *td__generator_for(const char *call, td_device *device, td_generato
     if (!generator)
         return td_default_generator(device);
     td_device *own = td_generator_device(generator);
+    device = td__target_of(device);
     if (own == device || (own->is_host && device->is_host))
         return generator;
     td_fail(TD_ERR_INVALID,

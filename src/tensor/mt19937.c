@@ -95,3 +95,19 @@ void td__mt19937_fill(struct td__mt19937 *engine, uint32_t *numbers, int64_t cou
         count -= here;
     }
 }
+
+void td__mt19937_skip(struct td__mt19937 *engine, int64_t count)
+{
+    while (count > 0) {
+        if (engine->left == 1) {
+            make_words(engine);
+            engine->next = 1; /* the first one is taken */
+            count--;
+            continue;
+        }
+        int64_t here = engine->left - 1 < count ? engine->left - 1 : count;
+        engine->left -= (int)here;
+        engine->next += (int)here;
+        count -= here;
+    }
+}

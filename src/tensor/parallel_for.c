@@ -1,7 +1,8 @@
 /* The thread pool of td__parallel_for(), and the number of threads.
  *
- * There is one loop at a time. The thread that sets `busy` owns the pool; other threads run their loops
- * alone, so that no thread waits for another's loop, and nested loops cannot deadlock.
+ * There is one loop at a time. The thread that sets `busy` owns the pool. Other threads run their loops alone, piece by
+ * piece, until the pool is free for what is left: no thread waits for another's loop, and a long loop (a step of an
+ * optimizer beside a pass) does not stay alone for a short one. Nested loops run in their thread.
  *
  * A loop is divided into pieces, a few for each thread. A thread starts with the pieces of its own slice, so
  * that it accesses the same memory in every loop over the same tensor; then it steals pieces of other
@@ -30,6 +31,7 @@ enum {
     MOST_THREADS = 256, /* more are not used */
     PIECES = 8,         /* for each thread */
     SPIN_NS = 200000,   /* before going to sleep */
+    ALONE = 8,          /* grains, before the pool is asked for again */
 };
 
 #define HELPERS UINT64_C(0xffff)
@@ -89,8 +91,8 @@ struct slice {
 struct job {
     td__range_fn *fn;
     void *arg;
-    int64_t count, piece; /* in indices */
-    int threads;          /* as many slices */
+    int64_t first, count, piece; /* in indices; pieces are those of `count`, from `first` on */
+    int threads;                 /* as many slices */
     struct slice slices[MOST_THREADS];
 };
 
@@ -114,6 +116,8 @@ static struct {
           .opened = PTHREAD_COND_INITIALIZER,
           .left = PTHREAD_COND_INITIALIZER};
 
+static _Thread_local bool in_loop; /* of the pool */
+
 /* A forked child has only the thread that called fork(), and the lock may have been held. */
 static void reset_in_child(void)
 {
@@ -125,6 +129,7 @@ static void reset_in_child(void)
     atomic_store(&pool.owner_sleeps, false);
     atomic_store(&pool.busy, false);
     pool.thread_count = 0;
+    in_loop = false;
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -157,6 +162,7 @@ static bool spin_while(uint64_t mask, uint64_t value)
 
 static void run_pieces(struct job *job, int first)
 {
+    in_loop = true;
     for (int i = 0; i < job->threads; i++) {
         struct slice *slice = &job->slices[(first + i) % job->threads];
         for (;;) {
@@ -164,9 +170,11 @@ static void run_pieces(struct job *job, int first)
             if (at >= slice->end)
                 break;
             int64_t begin = at * job->piece, rest = job->count - begin;
+            begin += job->first;
             job->fn(job->arg, begin, begin + (rest < job->piece ? rest : job->piece));
         }
     }
+    in_loop = false;
 }
 
 /* ---- Helpers ---------------------------------------------------------------------------------- */
@@ -275,9 +283,11 @@ static void close_loop(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static void set_up_job(int64_t count, int64_t grain, int threads, td__range_fn *fn, void *arg)
+static void set_up_job(int64_t first, int64_t count, int64_t grain, int threads, td__range_fn *fn,
+                       void *arg)
 {
     struct job *job = &pool.job;
+    job->first = first;
     int64_t grains = (count - 1) / grain + 1, most = (int64_t)threads * PIECES;
     int64_t grains_each = (grains - 1) / most + 1;
     int64_t pieces = (grains - 1) / grains_each + 1;
@@ -293,6 +303,11 @@ static void set_up_job(int64_t count, int64_t grain, int threads, td__range_fn *
     }
 }
 
+static bool take_pool(void)
+{
+    return !atomic_exchange_explicit(&pool.busy, true, memory_order_acquire);
+}
+
 void td__parallel_for(int64_t count, int64_t grain, td__range_fn *fn, void *arg)
 {
     if (count <= 0)
@@ -300,11 +315,19 @@ void td__parallel_for(int64_t count, int64_t grain, td__range_fn *fn, void *arg)
     int threads = count > grain ? td_get_num_threads() : 1;
     if (threads > MOST_THREADS)
         threads = MOST_THREADS;
-    if (threads == 1 || atomic_exchange_explicit(&pool.busy, true, memory_order_acquire)) {
+    if (threads == 1 || in_loop) {
         fn(arg, 0, count);
         return;
     }
-    set_up_job(count, grain, threads, fn, arg);
+    int64_t first = 0, alone = grain < INT64_MAX / ALONE ? grain * ALONE : grain;
+    while (!take_pool()) {
+        int64_t rest = count - first, piece = rest < alone ? rest : alone;
+        fn(arg, first, first + piece);
+        first += piece;
+        if (first == count)
+            return;
+    }
+    set_up_job(first, count - first, grain, threads, fn, arg);
     if (pool.thread_count < pool.job.threads - 1)
         start_helpers(pool.job.threads - 1);
     atomic_store_explicit(&pool.may_spin, threads <= pool.cores, memory_order_relaxed);

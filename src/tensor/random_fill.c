@@ -6,6 +6,7 @@
  * transposed tensor gets the numbers in the order of its memory. With a generator of an accelerator, whose numbers are
  * computed here where the accelerator lacks the kernel, it is the order of indices. */
 #include "tensor/cpu_kernels.h"
+#include "tensor/deferred.h"
 #include "tensor/philox.h"
 
 #include <string.h>
@@ -171,6 +172,23 @@ void td__dropout_mask(td_generator *generator, unsigned char *mask, int64_t n, d
 
 /* ---- Kernels ------------------------------------------------------------------------------------ */
 
+static bool is_grouped(const struct td__layout *layout)
+{
+    return layout->numel >= TD__NORMAL_GROUP && td__layout_is_contiguous(layout);
+}
+
+static struct td__distribution integers(td_dtype dtype, int64_t from, uint64_t range)
+{
+    /* PyTorch takes two words from 2^32 on; u32, which it does not have, needs only one. */
+    uint64_t words = UINT64_C(1) << 32;
+    bool wide = range == 0 || range > words || (range == words && dtype != TD_U32);
+    return (struct td__distribution){.kind = TD__INTEGERS,
+                                     .dtype = dtype,
+                                     .modulus = range,
+                                     .base = (uint64_t)from,
+                                     .wide = wide};
+}
+
 td_status td__cpu_uniform(td_tensor *out, double from, double to, td_generator *generator)
 {
     td_dtype dtype = out->layout.dtype;
@@ -187,7 +205,7 @@ td_status td__cpu_normal(td_tensor *out, double mean, double std, td_generator *
     struct td__distribution distribution = {
         .kind = TD__NORMAL, .dtype = out->layout.dtype, .from = mean, .range = std};
     bool counts = generator && generator->counts;
-    if (counts || out->layout.numel < TD__NORMAL_GROUP || !td__layout_is_contiguous(&out->layout))
+    if (counts || !is_grouped(&out->layout))
         return fill_tensor(out, &distribution, generator);
     fill_normal_groups(out, &distribution, generator);
     return TD_OK;
@@ -203,15 +221,45 @@ td_status td__cpu_bernoulli(td_tensor *out, double p, td_generator *generator)
 td_status td__cpu_random_range(td_tensor *out, int64_t from, uint64_t range,
                                td_generator *generator)
 {
-    td_dtype dtype = out->layout.dtype;
-    /* PyTorch takes two words from 2^32 on; u32, which it does not have, needs only one. */
-    uint64_t words = UINT64_C(1) << 32;
-    bool wide = range == 0 || range > words || (range == words && dtype != TD_U32);
-    return fill_tensor(out,
-                       &(struct td__distribution){.kind = TD__INTEGERS,
-                                                  .dtype = dtype,
-                                                  .modulus = range,
-                                                  .base = (uint64_t)from,
-                                                  .wide = wide},
-                       generator);
+    struct td__distribution distribution = integers(out->layout.dtype, from, range);
+    return fill_tensor(out, &distribution, generator);
+}
+
+/* ---- Skipping ------------------------------------------------------------------------------------- */
+
+static struct td__distribution distribution_of(const struct td__deferred_step *step)
+{
+    td_dtype dtype = step->layout.dtype;
+    if (step->kind == TD__DEFERRED_INTEGERS)
+        return integers(dtype, step->from, step->range);
+    return (struct td__distribution){.kind = step->kind == TD__DEFERRED_UNIFORM  ? TD__UNIFORM
+                                             : step->kind == TD__DEFERRED_NORMAL ? TD__NORMAL
+                                                                                 : TD__BERNOULLI,
+                                     .dtype = dtype};
+}
+
+void td__skip_draws(const struct td__deferred_step *step, td_generator *generator)
+{
+    struct td__distribution distribution = distribution_of(step);
+    int64_t numel = step->layout.numel;
+    bool is_f64 = distribution.dtype == TD_F64;
+    if (generator->counts) {
+        uint64_t seed, offset;
+        td__generator_advance(generator, numel * (td__takes_two_words(&distribution) ? 2 : 1),
+                              &seed, &offset);
+    } else if (distribution.kind == TD__BERNOULLI) {
+        td__mt19937_skip(&generator->engine, 2 * numel);
+    } else if (distribution.kind == TD__INTEGERS) {
+        td__mt19937_skip(&generator->engine, distribution.wide ? 2 * numel : numel);
+    } else if (distribution.kind == TD__UNIFORM) {
+        td__mt19937_skip(&generator->engine, is_f64 ? 2 * numel : numel);
+    } else if (is_grouped(&step->layout)) { /* and the last group once more: fill_normal_groups() */
+        numel += numel % TD__NORMAL_GROUP ? TD__NORMAL_GROUP : 0;
+        td__mt19937_skip(&generator->engine, is_f64 ? 2 * numel : numel);
+    } else { /* the generator keeps every second number */
+        double unused[TD__RANDOM_BLOCK];
+        for (int64_t at = 0; at < numel; at += TD__RANDOM_BLOCK)
+            td__draw_normal(generator, &distribution, unused,
+                            numel - at < TD__RANDOM_BLOCK ? numel - at : TD__RANDOM_BLOCK);
+    }
 }

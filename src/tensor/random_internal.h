@@ -28,6 +28,9 @@ uint32_t td__mt19937_u32(struct td__mt19937 *engine);
 /** The next `count` numbers. */
 void td__mt19937_fill(struct td__mt19937 *engine, uint32_t *numbers, int64_t count);
 
+/** The same without the numbers. */
+void td__mt19937_skip(struct td__mt19937 *engine, int64_t count);
+
 /* ---- Generators (generator.c) ---------------------------------------------------------------- */
 
 struct td_generator {

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 static td_status check(const td_tensor *tensor, const td_shard *shard)
 {
@@ -47,7 +48,7 @@ td_status td__tensor_copy_shard(td_tensor *to, const td_tensor *from)
 {
     if (!from->shard)
         return TD_OK;
-    return td__tensor_set_shard(to, &from->shard->info, from->shard->sharding);
+    return td__tensor_set_shard(to, &from->shard->info, NULL);
 }
 
 td_status td_tensor_set_shard(td_tensor *tensor, const td_shard *shard)
@@ -58,4 +59,40 @@ td_status td_tensor_set_shard(td_tensor *tensor, const td_shard *shard)
 const td_shard *td_tensor_shard(const td_tensor *tensor)
 {
     return tensor && tensor->shard ? &tensor->shard->info : NULL;
+}
+
+static bool same_shape(const td_shard *shard, int ndim, const int64_t *shape)
+{
+    return shard->ndim == ndim &&
+           !memcmp(shard->shape, shape, (size_t)ndim * sizeof shard->shape[0]);
+}
+
+static bool is_whole_of(const td_tensor *tensor, const td_tensor *target)
+{
+    return target->shard && !tensor->shard &&
+           same_shape(&target->shard->info, tensor->layout.ndim, tensor->layout.shape);
+}
+
+bool td__tensor_fits(const td_tensor *tensor, const td_tensor *target)
+{
+    if (is_whole_of(tensor, target))
+        return true;
+    const td_shard *theirs = td_tensor_shard(tensor), *mine = td_tensor_shard(target);
+    if (theirs &&
+        (!mine || theirs->offset != mine->offset || !same_shape(theirs, mine->ndim, mine->shape)))
+        return false;
+    return td__same_shape(tensor, target);
+}
+
+td_tensor *td__tensor_part_for(td_tensor *tensor, const td_tensor *target)
+{
+    if (!is_whole_of(tensor, target))
+        return td_tensor_retain(tensor);
+    td_tensor *dense = td__contiguous(tensor);
+    td_tensor *flat = dense ? td__reshape(dense, &tensor->layout.numel, 1, NULL) : NULL;
+    td_tensor *part = flat ? td__narrow(flat, 0, target->shard->info.offset, target->layout.numel)
+                           : NULL;
+    td_tensor_release(dense);
+    td_tensor_release(flat);
+    return part;
 }

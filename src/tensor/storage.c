@@ -2,7 +2,7 @@
  * td_alloc() and of the user is handled alike. Memory that is lent has a lease, which takes it over when the
  * storage moves away from it or ends. */
 #include "base/fail.h"
-#include "tensor/tensor_internal.h"
+#include "tensor/deferred.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -31,35 +31,57 @@ struct td__storage *td__storage_of(td_device *device, void *data, size_t bytes,
 
 enum { ALIGNMENT = 64 };
 
-static void free_private(void *data, void *arg)
+/* `bytes` is the size, for the statistics. */
+static void free_private(void *data, void *bytes)
 {
-    (void)arg;
+    td__count_host_memory(-(int64_t)(intptr_t)bytes);
     free(data);
 }
 
-static void free_shared(void *data, void *arg)
+static void free_shared(void *data, void *bytes)
 {
-    (void)arg;
+    td__count_host_memory(-(int64_t)(intptr_t)bytes);
     td_free(data);
 }
 
-static void *alloc_host(size_t bytes, td_blob_free_fn *free_fn)
+static void *alloc_host(size_t bytes, struct td__storage *storage)
 {
     bool shared = bytes >= TD__STORAGE_SHARED_FROM;
-    *free_fn = shared ? free_shared : free_private;
     size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    void *memory = NULL;
     if (shared)
-        return td_alloc(bytes);
-    void *memory = rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
-    if (!memory)
+        memory = td_alloc(bytes);
+    else if (rounded >= bytes && !(memory = aligned_alloc(ALIGNMENT, rounded)))
         td__fail_nomem("host memory");
+    if (!memory)
+        return NULL;
+    td__count_host_memory((int64_t)bytes);
+    storage->free_fn = shared ? free_shared : free_private;
+    storage->arg = (void *)(intptr_t)bytes;
     return memory;
+}
+
+static void free_deferred(void *data, void *deferred)
+{
+    (void)data;
+    td__deferred_destroy(deferred);
+}
+
+/* A storage on a meta device: a list of steps, without memory. */
+static struct td__storage *without_memory(struct td__storage *storage)
+{
+    storage->arg = td__deferred_create(storage->device->target, storage->bytes);
+    storage->free_fn = free_deferred;
+    if (storage->arg)
+        return storage;
+    free(storage);
+    return NULL;
 }
 
 static void *alloc_on(td_device *device, const char *call, struct td__storage *storage)
 {
     if (device->is_host)
-        return alloc_host(storage->bytes, &storage->free_fn);
+        return alloc_host(storage->bytes, storage);
     storage->free_fn = td__block_free;
     return td__block_alloc(device, call, storage->bytes, &storage->arg);
 }
@@ -69,6 +91,8 @@ struct td__storage *td__storage_create(td_device *device, const char *call, size
     struct td__storage *storage = td__storage_of(device, NULL, bytes, NULL, NULL);
     if (!storage || bytes == 0)
         return storage;
+    if (td__is_meta(device))
+        return without_memory(storage);
     storage->data = alloc_on(device, call, storage);
     if (storage->data)
         return storage;
@@ -113,7 +137,8 @@ static void free_memory(const struct td__storage *storage)
 {
     if (!storage->free_fn)
         return;
-    if (!storage->device->is_host && storage->free_fn != td__block_free) {
+    if (!storage->device->is_host && !td__is_meta(storage->device) &&
+        storage->free_fn != td__block_free) {
         struct td__error before;
         td__error_save(&before);
         if (td__wait_for_device("end of a tensor over memory of the program", storage->device))
@@ -242,8 +267,26 @@ static td_status copy_storage(struct td__storage *to, struct td__storage *from, 
     return TD_OK;
 }
 
+void td__storage_swap_memory(struct td__storage *storage, struct td__storage *other)
+{
+    struct td__storage former = {.data = storage->data,
+                                 .bytes = storage->bytes,
+                                 .free_fn = storage->free_fn,
+                                 .arg = storage->arg};
+    storage->data = other->data;
+    storage->bytes = other->bytes;
+    storage->free_fn = other->free_fn;
+    storage->arg = other->arg;
+    other->data = former.data;
+    other->bytes = former.bytes;
+    other->free_fn = former.free_fn;
+    other->arg = former.arg;
+}
+
 td_status td__storage_unshare(struct td__storage *storage)
 {
+    if (storage->locked)
+        return td_fail(TD_ERR_STATE, "%s", storage->locked);
     return td__storage_unshare_by(storage, NULL, NULL);
 }
 

@@ -1,6 +1,6 @@
 /* Tensors: creation, references, metadata and copies. */
 #include "base/fail.h"
-#include "tensor/tensor_internal.h"
+#include "tensor/deferred.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -74,6 +74,8 @@ td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype, td_device *d
 static td_status clear(td_tensor *tensor)
 {
     struct td__place place = td__place_of(tensor);
+    if (td__is_meta(tensor->storage->device))
+        return td__kernels_of(tensor)->fill(tensor, 0);
     if (!td__on_host(tensor))
         return td__fill_bytes(&place, 0, tensor->storage->bytes);
     if (tensor->layout.numel)
@@ -193,6 +195,18 @@ td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype,
     return td__adopt(tensor);
 }
 
+static td_status record_array(td_tensor *tensor, const void *array)
+{
+    struct td__storage *storage = td__storage_of(td__host_device(), (void *)array,
+                                                 td_tensor_nbytes(tensor), NULL, NULL);
+    td_tensor *values = storage ? td__tensor_over(storage, 0, &tensor->layout) : NULL;
+    if (storage)
+        td__storage_release(storage);
+    td_status status = values ? td__deferred_add_copy(tensor, values) : TD_ERR_NOMEM;
+    td_tensor_release(values);
+    return status;
+}
+
 td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype,
                          td_device *device)
 {
@@ -208,7 +222,10 @@ td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_d
     }
     struct td__place to = td__place_of(tensor),
                      from = {.device = td__host_device(), .data = (void *)array};
-    if (td__copy_between("td_from_array", &to, &from, td_tensor_nbytes(tensor), false)) {
+    td_status status = td__is_meta(device) ? record_array(tensor, array)
+                                           : td__copy_between("td_from_array", &to, &from,
+                                                              td_tensor_nbytes(tensor), false);
+    if (status) {
         td_tensor_release(tensor);
         return NULL;
     }
@@ -227,6 +244,12 @@ td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_
         return NULL;
     }
     device = td__use_device("td_from_blob", device);
+    if (device && td__is_meta(device)) {
+        td_fail(TD_ERR_INVALID,
+                "td_from_blob: the device is %s, which has no memory; name the device of the data",
+                device->name);
+        return NULL;
+    }
     struct td__storage *storage = device ? td__storage_of(device, data, td__layout_extent(&layout),
                                                           NULL, NULL)
                                          : NULL;
@@ -333,6 +356,11 @@ size_t td_tensor_nbytes(const td_tensor *tensor)
     return tensor ? (size_t)tensor->layout.numel * td_dtype_size(tensor->layout.dtype) : 0;
 }
 
+bool td_tensor_is_meta(const td_tensor *tensor)
+{
+    return tensor && td__is_meta(tensor->storage->device);
+}
+
 td_device *td_tensor_device(const td_tensor *tensor)
 {
     return tensor ? tensor->storage->device : NULL;
@@ -398,6 +426,11 @@ td_status td__tensor_copy_as(td_tensor *dst, td_tensor *src, bool async)
 {
     TD_TRY(check_copy(dst, src));
     TD_TRY(td__prepare_write(dst));
+    if (td_tensor_is_meta(dst)) {
+        TD_TRY(td__deferred_add_copy(dst, src));
+        td__tensor_bump_version(dst);
+        return TD_OK;
+    }
     const struct td__layout *to = &dst->layout, *from = &src->layout;
     bool same = td_tensor_data(dst) == td_tensor_data(src) &&
                 dst->storage->device == src->storage->device &&

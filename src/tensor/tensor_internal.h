@@ -28,6 +28,7 @@ struct td__storage {
     td_blob_free_fn free_fn; /* frees `data`; or NULL */
     void *arg;
     atomic_int foreign; /* how many other libraries share `data` (DLPack): it does not move */
+    const char *locked; /* NULL, or why the elements must not be written: a sentence, constant */
 };
 
 /** Allocates `bytes` bytes on `device`, which is open, aligned to 64, with one reference; `call` is for errors, and for
@@ -98,7 +99,11 @@ void *td__storage_borrowed_arg(const struct td__storage *storage, td_blob_free_f
 /** Whether it is of td__storage_borrow(), and has not moved. */
 bool td__storage_is_borrowed(const struct td__storage *storage);
 
-/** Moves a storage that is lent; TD_ERR_NOMEM if that is not possible. */
+/** Frees the memory of a storage, or gives it other memory of the same device, under the tensors over it: the two
+ *  storages swap their memory. Neither is lent or shared. */
+void td__storage_swap_memory(struct td__storage *storage, struct td__storage *other);
+
+/** Moves a storage that is lent; TD_ERR_NOMEM if that is not possible, TD_ERR_STATE if it is locked. */
 td_status td__storage_unshare(struct td__storage *storage);
 
 /** The same for memory of the host, which copy(arg, to, from, bytes) copies; it must not lend or release tensors. */
@@ -185,14 +190,21 @@ struct td__sharding {
 struct td__shard {
     td_shard info;
     const struct td__sharding *sharding; /* its owner clears it at its end; NULL: unknown */
+    const char *name; /* of a parameter that is whole in passes only: used elsewhere, it is an error; or NULL */
 };
 
 /** Marks a tensor as td_tensor_set_shard() does, with the ranks that have the other shards. */
 td_status td__tensor_set_shard(td_tensor *tensor, const td_shard *shard,
                                const struct td__sharding *sharding);
 
-/** Marks `to` like `from`, of which it has the shape. */
+/** Marks `to` like `from`, of which it has the shape; the ranks with the other shards are not known. */
 td_status td__tensor_copy_shard(td_tensor *to, const td_tensor *from);
+
+/** Whether `tensor`, of a state, has the elements of `target`: the whole or the same part of it. */
+bool td__tensor_fits(const td_tensor *tensor, const td_tensor *target);
+
+/** The elements of `tensor`, which fits, that `target` has: the caller's. NULL (with the last error set) on failure. */
+td_tensor *td__tensor_part_for(td_tensor *tensor, const td_tensor *target);
 
 /** Called when a tensor with autograd state is destroyed; set by autograd. */
 extern void (*td__tensor_on_destroy)(td_tensor *tensor);
@@ -231,8 +243,9 @@ static inline bool td__is_unshared(const td_tensor *tensor)
  *  nothing. */
 static inline td_status td__prepare_write(const td_tensor *tensor)
 {
-    return tensor && td__storage_is_lent(tensor->storage) ? td__storage_unshare(tensor->storage)
-                                                          : TD_OK;
+    return tensor && (td__storage_is_lent(tensor->storage) || tensor->storage->locked)
+               ? td__storage_unshare(tensor->storage)
+               : TD_OK;
 }
 
 /** "[2, 3]", as td__shape_text(). */

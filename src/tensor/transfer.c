@@ -1,7 +1,7 @@
 /* Copies of elements between tensors of any two devices. Bytes move between contiguous tensors; strides are resolved on
  * the device that has them. */
 #include "base/fail.h"
-#include "tensor/tensor_internal.h"
+#include "tensor/deferred.h"
 
 static td_status move_bytes(const char *call, const td_tensor *to, const td_tensor *from,
                             bool async)
@@ -39,6 +39,10 @@ td_status td__transfer(const char *call, const td_tensor *to, const td_tensor *f
     const td_device *target = to->storage->device, *source = from->storage->device;
     if (from->layout.numel == 0)
         return TD_OK;
+    if (td__is_meta(target))
+        return td__deferred_add_copy(to, from);
+    if (td__is_meta(source))
+        return td__fail_meta(call, source);
     if (target == source || (target->is_host && source->is_host))
         return copy_on_device(to, from);
     td_tensor *dense_from = dense_of(from, true);

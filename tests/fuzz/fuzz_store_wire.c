@@ -1,4 +1,6 @@
-/* Requests of two clients to the store's engine, cut out of a stream of bytes as tcp_server.c does.
+/* Requests of two clients to the store's engine, cut out of a stream of bytes as tcp_server.c does. A client may become a
+ * standby: what it is sent is followed by an engine of its own, which must accept all of it and have the same store at
+ * the end.
  *
  *     byte 0      bits 0 … 5   the stream is cut into reads after every n bytes; 0: not at all
  *                 bit 6, 7     client 0, 1 is slow: one answer more, and it is full
@@ -7,7 +9,8 @@
  *     control     bit 0        which client
  *                 bit 1        its connection ends before the segment, and a new one begins
  *                 bit 2        the segment is an op and a body; the rest of the frame is made
- *                 bits 3 … 7   the id, where the frame is made */
+ *                 bits 3 … 7   the id, where the frame is made; a made frame whose op is 128 or more goes to a
+ *                              standby instead, as if its primary had sent it */
 #include "fuzz.h"
 
 #include "store/store_engine.h"
@@ -23,6 +26,7 @@ struct client {
     bool has_output; /* the engine has reported output */
     bool open;
     bool slow;
+    struct td__engine copy; /* where it is a standby */
 };
 
 static void on_output(struct td__session *session)
@@ -34,6 +38,40 @@ static void check(bool condition)
 {
     if (!condition)
         abort();
+}
+
+static void make_standby(struct td__engine *engine)
+{
+    check(!td__replica_begin(engine));
+    engine->replica->role = TD__REPLICA_STANDBY;
+    engine->replica->term = engine->replica->copy_term = engine->replica->copy_version = 0;
+}
+
+/* What the primary has sent to a standby. */
+static void follow(struct client *client, const struct td__wire_header *header, const uint8_t *body)
+{
+    if (!client->copy.replica)
+        make_standby(&client->copy);
+    if (header->code != TD__REPLICA_STATE)
+        check(td__replica_follow(&client->copy, header, body));
+}
+
+static void compare(const struct td__engine *engine, const struct client *client)
+{
+    const struct td__map *map = &engine->kv.map;
+    if (!client->copy.replica || !client->copy.replica->copy_term || !client->session.standby ||
+        client->session.end)
+        return;
+    check(client->copy.kv.map.size == map->size);
+    check(client->copy.replica->clients.size == engine->replica->clients.size);
+    check(client->copy.replica->sequence == engine->replica->sequence);
+    for (struct td__map_node *node = td__map_next(map, NULL); node;
+         node = td__map_next(map, node)) {
+        struct td__span key = {node->key, node->key_size};
+        struct td__blob *here = td__kv_find(&engine->kv, key);
+        struct td__blob *there = td__kv_find(&client->copy.kv, key);
+        check(there && there->size == here->size && !memcmp(there->data, here->data, here->size));
+    }
 }
 
 static void begin(struct client *client, struct td__engine *engine)
@@ -49,6 +87,7 @@ static void end(struct client *client)
     if (!client->open)
         return;
     td__session_end(&client->session);
+    td__engine_free(&client->copy);
     check(client->session.waiter_count == 0 && LIST_EMPTY(&client->session.waiters));
     td__buffer_free(&client->in);
     client->open = false;
@@ -66,7 +105,10 @@ static void take_output(struct client *client)
         check(out->size - at >= TD__WIRE_HEADER);
         check(td__wire_read_header(out->data + at, &header));
         check(header.body_size <= out->size - at - TD__WIRE_HEADER);
-        check(header.code <= TD_ERR_ABORTED);
+        bool of_replica = header.code >= TD__REPLICA_STATE && header.code <= TD__REPLICA_CHANGE;
+        check(header.code <= TD_ERR_ABORTED || of_replica);
+        if (of_replica && client->session.standby)
+            follow(client, &header, out->data + at + TD__WIRE_HEADER);
         at += TD__WIRE_HEADER + header.body_size;
     }
     out->size = 0;
@@ -103,7 +145,7 @@ static bool handle(struct client *client)
         bool fine = td__engine_execute(&client->session, &header, body);
         free(body);
         take_output(client);
-        if (!fine)
+        if (!fine || client->session.end == TD__SESSION_ENDS_NOW)
             return false;
         used += TD__WIRE_HEADER + header.body_size;
     }
@@ -125,6 +167,16 @@ static void receive(struct client *clients, struct client *client, const uint8_t
     }
 }
 
+/* A frame of a primary's that may be anything. */
+static void mislead(struct td__engine *standby, const uint8_t *data, size_t size)
+{
+    struct td__wire_header header = {.body_size = size - 1, .code = data[0]};
+    uint8_t *body = malloc(size);
+    memcpy(body, data + 1, size - 1);
+    td__replica_follow(standby, &header, body);
+    free(body);
+}
+
 static void receive_frame(struct client *clients, struct client *client, uint32_t id,
                           const uint8_t *data, size_t size, size_t piece)
 {
@@ -139,11 +191,12 @@ static void receive_frame(struct client *clients, struct client *client, uint32_
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct td__engine engine = {0};
+    struct td__engine engine = {0}, standby = {0};
     struct client clients[CLIENTS] = {0};
     if (size < 1 || size > LONGEST_INPUT)
         return 0;
     size_t piece = data[0] & 63, at = 1;
+    make_standby(&standby);
     for (int i = 0; i < CLIENTS; i++) {
         clients[i].slow = data[0] >> (6 + i) & 1;
         begin(&clients[i], &engine);
@@ -160,14 +213,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             flush_all(clients);
             begin(client, &engine);
         }
-        if (control & 4)
+        if (control & 4 && length && data[at] >= TD__REPLICA_STATE)
+            mislead(&standby, data + at, length);
+        else if (control & 4)
             receive_frame(clients, client, control >> 3, data + at, length, piece);
         else
             receive(clients, client, data + at, length, piece);
         at += length;
     }
+    flush_all(clients);
+    for (int i = 0; i < CLIENTS; i++)
+        if (clients[i].open)
+            compare(&engine, &clients[i]);
     for (int i = 0; i < CLIENTS; i++)
         end(&clients[i]);
+    td__engine_free(&standby);
     check(engine.waiting.size == 0); /* without clients there are no waiters */
     td__engine_free(&engine);
     return 0;

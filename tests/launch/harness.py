@@ -7,10 +7,12 @@ sleeps for luck: wait_until() polls, with a deadline that is long enough for a s
 
 import os
 import pty
+import random
 import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,19 @@ def wait_until(condition, what, deadline=DEADLINE):
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {deadline} s")
         time.sleep(0.002)
+
+
+def free_port():
+    """A port of the loopback interface below those that the kernel gives out, so that no connection takes it meanwhile."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        lowest = int(file.read().split()[0])
+    while True:
+        port = random.randrange(min(10000, lowest // 2), lowest)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            pass
 
 
 def read_file(path, mode="r"):

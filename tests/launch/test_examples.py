@@ -8,13 +8,14 @@ import json
 import os
 import random
 import re
+import select
+import signal
 import struct
 import sys
 from pathlib import Path
 
 import harness
-from harness import Test
-from test_nodes import free_port
+from harness import Test, free_port
 
 SOURCES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -306,6 +307,105 @@ class Examples(Programs):
         self.check_falls(lines, r"loss (\S+) to (\S+),")
         self.assertTrue(lines[0].endswith(", 0 steps skipped, the scale is 1"), lines)
         self.assertRegex(lines[1], r", [1-9]\d* steps skipped, the scale is \d+$")
+
+    def test_21_fsdp(self):
+        for ranks in 2, 3, 1:  # the checkpoint of those before is there
+            job = self.run_job(
+                "--standalone", f"--nproc-per-node={ranks}", os.path.join(EXAMPLES, "21_fsdp"),
+                self.path("checkpoints"),
+            )  # fmt: skip
+            self.check_code(job, 0)
+            warnings = job.err.count("td_fsdp: the whole model is one unit")
+            self.assertEqual((warnings, len(job.err.splitlines())), (ranks if ranks > 1 else 0,) * 2)
+            lines = job.out.splitlines()
+            self.assertEqual(len(lines), 14)
+            whole, kept = re.fullmatch(r"3 units; of (\d+) parameters rank 0 keeps (\d+)", lines[0]).groups()
+            self.assertAlmostEqual(int(kept), int(whole) / ranks, delta=3 * 1024)
+            for line, when in zip(lines[1:10], "ff f  bbb"):
+                self.assertEqual(line[0], when)
+                is_whole = when != " " or ranks == 1
+                self.assertRegex(line, r"is \[\d+, \d+\], " if is_whole else r"is \[\d+\], a shard again$")
+            self.check_falls(lines, r"^loss (\S+) to (\S+)$")
+            units, one = re.search(r"gradients: (\d+) KiB with units, (\d+) KiB", lines[12]).groups()
+            self.assertTrue(int(units) < 0.6 * int(one) or ranks == 1, lines[12])
+            self.assertRegex(lines[13], r'^step 80 of ".*checkpoints" has the loss 0\.0')
+
+    def test_22_requeue(self):
+        """Stopped by a signal to tdrun and started again, it ends as it does without."""
+        program = os.path.join(EXAMPLES, "22_requeue")
+        job = self.start("--standalone", "--nproc-per-node=2", program, "stopped", "40", "50")
+        harness.wait_until(lambda: job.process.stdout.readline(), "the first line")
+        job.signal(signal.SIGUSR1)
+        job.finish()
+        self.check_code(job, 75)
+        step = re.search(r"rank 0: stopped at step (\d+)", job.out)[1]
+        again = self.run_ranks(2, "22_requeue", "stopped", "40")
+        whole = self.run_ranks(2, "22_requeue", "whole", "40")
+        self.assertIn(f"rank 0: goes on at step {step}", again)
+        self.assertEqual(again[0], whole[1], "the same loss at the end")
+        self.check_nothing_left()
+
+    def train_elastically(self, policy, kill):
+        """Steps of three processes, of which one is killed; returns what is written, and the weights."""
+        weights = self.path("weights")
+        job = self.start(
+            "--standalone", "--nproc-per-node=3", "--on-failure", policy, os.path.join(EXAMPLES, "23_elastic"),
+            "200", weights, env={"TANDEM_DATA": self.dir},
+        )  # fmt: skip
+        first = job.process.stdout.readline()
+        first = first.decode() if isinstance(first, bytes) else first
+        self.assertRegex(first, r"^step   20  3 ranks  loss \d")
+        if kill:
+            workers = harness.children_of(job.agent())
+            names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in workers}
+            os.kill([pid for pid in workers if names[pid] == "23_elastic"][-1], signal.SIGKILL)
+        job.finish()
+        self.check_code(job, 0)
+        self.check_nothing_left()
+        self.assertEqual(job.out.count("step  200 "), 1, job.out)
+        return job, Path(weights).read_bytes()
+
+    def test_23_elastic(self):
+        """The weights are those of a run in which nobody was killed."""
+        write_pictures(self.path("fashion-mnist"), 256)
+        whole = self.train_elastically("shrink", False)[1]
+        for policy in "shrink", "replace":
+            job, weights = self.train_elastically(policy, True)
+            self.assertRegex(job.out, r"step +\d+  rank \d .* was killed by SIGKILL")
+            self.assertIn("  2 ranks go on after ", job.out)
+            self.assertEqual(whole, weights, policy)
+        self.assertEqual(whole, self.drain_a_node(), "drained")
+
+    def drain_a_node(self):
+        """The same on two nodes, of which one is to leave; returns the weights."""
+        weights = self.path("weights")
+        os.unlink(weights)
+        port = free_port()
+        jobs = [
+            self.start(
+                "--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+                "--nproc-per-node=2", "--on-failure=shrink", os.path.join(EXAMPLES, "23_elastic"),
+                "200", weights, env={"TANDEM_DATA": self.dir},
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        first = None
+        while first is None:  # of the node that has rank 0
+            for job in jobs:
+                if select.select([job.process.stdout], [], [], 0.05)[0]:
+                    first = job
+        self.assertRegex(first.process.stdout.readline().decode(), r"^step   20  4 ranks  loss \d")
+        other = jobs[first is jobs[0]]
+        asked = self.start("drain", "1").finish()
+        self.check_code(asked, 0)
+        for job in jobs:
+            job.finish()
+            self.check_code(job, 0)
+        self.assertIn("this node leaves the job", other.err)
+        self.assertRegex(first.out, r"step +\d+  rank \d .* has left")
+        self.assertRegex(first.out, r"step  200  2 ranks  loss")
+        self.check_nothing_left()
+        return Path(weights).read_bytes()
 
 
 class Pages(Programs):

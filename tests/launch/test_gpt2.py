@@ -105,6 +105,60 @@ class Gpt2(harness.Test):
         job = self.gpt2(*model, "--device", "toy", "--generate", "20", "--prompt", "the", env=toy)
         self.assertTrue(job.out.splitlines()[1].startswith("the"), job.out)
 
+    def test_sharded(self):
+        arguments = [*MODEL, "--batch", "2", "--accumulate", "2", "--dropout", "0.1", "--memory", "3"]
+        whole = self.train("out", *arguments, "--save-every", "10", ranks=2)
+        weights = self.weights("out")
+        shutil.rmtree(self.path("out/checkpoints"))
+        for strategy in "full_shard", "shard_grad_op", "no_shard", "hybrid_shard":
+            chosen = ["--fsdp"] if strategy == "full_shard" else ["--fsdp", "--strategy", strategy]
+            chosen += ["--no-shared-memory"] if strategy == "shard_grad_op" else []
+            self.assertEqual(self.train("out", *arguments, *chosen, ranks=2), whole, strategy)
+            self.assertEqual(self.weights("out"), weights, strategy)
+        self.check_memory("out", ["ddp", "full_shard", "hybrid_shard", "no_shard", "shard_grad_op-gathers"])
+        # from a checkpoint, with as many ranks and with others
+        self.train("saves", *arguments, "--fsdp", "--save-every", "10", ranks=2)
+        names = sorted(os.listdir(self.path("saves/checkpoints")))
+        self.assertTrue(len(names) == 2 and names[0].endswith(".sharded"), names)
+        for ranks, option in (2, "--fsdp"), (1, "--fsdp"), (3, "--fsdp"), (2, "--seed=1"):
+            shutil.rmtree(self.path("again"), ignore_errors=True)
+            os.makedirs(self.path("again/checkpoints"))
+            shutil.copytree(self.path(f"saves/checkpoints/{names[0]}"), self.path(f"again/checkpoints/{names[0]}"))
+            chosen = [option] if option == "--fsdp" else option.split("=")
+            again = self.train("again", *arguments, *chosen, "--resume", ranks=ranks)
+            self.assertEqual(len(again), 10)
+            if ranks == 2:
+                self.assertEqual(again, whole[20:])
+                self.assertEqual(self.weights("again"), weights)
+            self.assertLess(max(again), whole[0] / 1.3)
+        toy = {"TANDEM_PLUGIN_PATH": PLUGINS, "TANDEM_TOY_DELAY_US": "0"}
+        there = [*MODEL, "--batch", "2", "--device", "toy"]
+        expected = self.train("there", *there, ranks=2, env=toy)
+        self.assertEqual(self.train("there", *there, "--fsdp", ranks=2, env=toy), expected)
+        alone = self.train("alone", *MODEL, "--batch", "4")
+        self.assertEqual(self.train("alone", *MODEL, "--batch", "4", "--fsdp"), alone)
+
+    def check_memory(self, out, runs):
+        """The numbers of the drawing: what is divided, and that the most was not left out."""
+        peaks = {}
+        for run in runs:
+            lines = harness.read_file(self.path(f"{out}/memory-{run}.csv")).splitlines()
+            self.assertEqual(lines[0].split(",")[:3], ["rank", "ms", "part"])
+            rows = [[float(number) for number in line.split(",")] for line in lines[1:]]
+            self.assertEqual({row[0] for row in rows}, {0, 1})
+            self.assertEqual({row[2] for row in rows}, {0, 1, 2})
+            for row in rows:
+                self.assertLessEqual(sum(row[3:8]), row[8] + 4096, row)
+                self.assertAlmostEqual(row[4], 2 * row[3], delta=4096)
+            peaks[run] = rows[0][8], rows[0][3]
+        for run in runs:
+            divides = run not in ("ddp", "no_shard")
+            share = peaks[run][1] / peaks["ddp"][1]
+            self.assertTrue(0.2 < share < 0.8 if divides else share == 1, (run, peaks))
+        drawing = harness.read_file(self.path(f"{out}/memory.svg"))
+        self.assertEqual(drawing.count("rank 0</text>"), min(len(runs), 4))
+        self.assertEqual(drawing.count("</svg>"), 1)
+
     def test_tokens(self):
         numbers = [(7 * i) % 40 + 300 for i in range(4000)]
         plain = struct.pack(f"<{len(numbers)}H", *numbers)
@@ -138,6 +192,10 @@ class Gpt2(harness.Test):
             (["--tokens", "u8"], "--tokens is bytes, u16 or u32"),
             (["--peak", "fast"], "--peak fast"),
             (["--resume"], "checkpoints need a directory"),
+            (["--memory", "3"], "the drawing of the memory needs a directory"),
+            (["--memory", "1"], "--memory 1: a whole number of at least 2"),
+            (["--strategy", "no_shard"], "are for --fsdp"),
+            (["--fsdp", "--strategy", "half"], "--strategy is full_shard, shard_grad_op"),
         ):
             self.assertIn(error, self.gpt2("--data", "text", *arguments, code=2).err)
         self.assertIn("--data FILE is missing", self.gpt2(code=2).err)

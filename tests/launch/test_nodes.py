@@ -7,14 +7,9 @@ import socket
 import time
 
 import harness
-from harness import Test, is_alive, read_file, wait_until
+from harness import Test, free_port, is_alive, read_file, wait_until
 
 STAY = "echo $$ > pid.$RANK.tmp; mv pid.$RANK.tmp pid.$RANK; exec sleep 1000"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Nodes(Test):
@@ -222,9 +217,9 @@ class Endings(Nodes):
         self.wait_nothing_left()
 
     def has_arrived(self, job):
-        """A launcher that has arrived has a thread that watches for the end of the job."""
+        """The thread of a launcher that has joined the others has another name."""
         tasks = f"/proc/{job.agent()}/task"
-        return "td-watch\n" in [read_file(f"{tasks}/{task}/comm") for task in os.listdir(tasks)]
+        return "td-member\n" in [read_file(f"{tasks}/{task}/comm") for task in os.listdir(tasks)]
 
 
 class Rendezvous(Nodes):

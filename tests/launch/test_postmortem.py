@@ -7,21 +7,14 @@ import json
 import os
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
 
 import harness
-from harness import Terminal, Test, wait_until
+from harness import Terminal, Test, free_port, wait_until
 
 WORKER = None  # set below
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class PostmortemTest(Test):
@@ -318,10 +311,11 @@ class Status(PostmortemTest):
         job.finish()
 
     def test_no_such_job(self):
-        answer = self.ask("status", str(os.getpid()))
+        own = str(os.getpid())  # and not 1: another test's launcher may be that in a namespace
+        answer = self.ask("status", own)
         self.assertEqual(answer.returncode, 1)
         self.assertIn("is neither the launcher of a job nor a worker", answer.stderr)
-        self.assertEqual(json.loads(self.ask("status", "--json", "1").stdout), [])
+        self.assertEqual(json.loads(self.ask("status", "--json", own).stdout), [])
 
     def test_wrong_arguments(self):
         for arguments, sentence in (

@@ -106,7 +106,10 @@ class Environment(Test):
         self.assertEqual(job.out, "100 True 0\n")
 
     def test_no_descriptors_leak(self):
-        show = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1])"
+        show = (
+            "import os; orders = os.environ['TANDEM_ORDERS_FD']\n"
+            "print(sorted(int(fd) for fd in os.listdir('/proc/self/fd') if fd != orders)[:-1])"
+        )
         job = self.run_job("--standalone", "--nproc-per-node=2", "python3", "-c", show)
         for line in job.out.splitlines():
             self.assertRegex(line, r"^\[0, 1, 2, 3(, 1023)?\]$")  # 3 is the listing itself
@@ -131,8 +134,7 @@ class Ports(Test):
             self.check_code(job, 1)
 
     def test_chosen_port(self):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = harness.free_port()
         job = self.run_job(f"--master-port={port}", "sh", "-c", "echo $MASTER_PORT")
         self.assertEqual(job.out, f"{port}\n")
 

@@ -364,12 +364,9 @@ static void *exchange(void *arg)
     return NULL;
 }
 
-/* The random pauses of the fake mix the calls of the threads, on each rank otherwise. */
-RANKS(messages_beside_collectives, .ranks = 2, .deadline_s = 60)
+/* Messages of two threads beside the collectives of this one, until all have ended. */
+static void talk_beside_collectives(td_tensor *x)
 {
-    setenv("FAKE_NCCL_JITTER", "200", 0);
-    nccl_begin(600000);
-    td_tensor *x = warm_up();
     pthread_t threads[2];
     for (int i = 0; i < 2; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, exchange, NULL), 0);
@@ -378,6 +375,31 @@ RANKS(messages_beside_collectives, .ranks = 2, .deadline_s = 60)
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
     CHECK_EQ(nccl_sum(x), 1000);
+}
+
+/* The random pauses of the fake mix the calls of the threads, on each rank otherwise. */
+RANKS(messages_beside_collectives, .ranks = 2, .deadline_s = 60)
+{
+    setenv("FAKE_NCCL_JITTER", "200", 0);
+    nccl_begin(600000);
+    td_tensor *x = warm_up();
+    talk_beside_collectives(x);
+    td_tensor_release(x);
+    nccl_end();
+}
+
+/* All communicators are there, and all kernels are loaded, before the threads begin: nothing is left that waits on the
+ * host for the device. */
+RANKS(connected_messages_beside_collectives, .ranks = 2, .deadline_s = 60)
+{
+    setenv("FAKE_NCCL_JITTER", "200", 0);
+    nccl_begin(600000);
+    td_tensor *x = warm_up();
+    exchange(NULL);
+    CHECK_EQ(nccl_sum(x), 1000);
+    CHECK_OK(td_device_synchronize(nccl_device()));
+    td_test_barrier();
+    talk_beside_collectives(x);
     td_tensor_release(x);
     nccl_end();
 }

@@ -1,0 +1,101 @@
+/* Copies of the shards of a model and of its optimizer's state, from which the other ranks go on when one dies.
+ *
+ * A step of the optimizer changes shards that no other rank has. The protocol around it:
+ *
+ *     forward, backward     td__mirror_commit() of the step before copies in the background meanwhile: nothing else writes
+ *     agreement             all ranks have reduced their gradients, and td__mirror_wait() has returned TD_OK on all
+ *     update                each rank steps its shards
+ *     td__mirror_commit()   the state after the update is copied next
+ *
+ * So in an update the state before it is complete in the mirrors of all ranks. When a rank dies, whenever that is, all go back
+ * to the newest state that is complete for every rank, which td__fsdp_reshard() finds: that of the last update, or, if the rank
+ * died while it was copied, the one before. Survivors go back from their own mirrors. What is computed again has the same bits.
+ *
+ * The alternative is to go forward: to keep the reduced gradients, and to step the dead rank's shards for it. That needs a
+ * mirror of the gradients too (4 bytes a parameter more in f32), before the agreement and so in the way of the step, and still
+ * the state before the update, since it is not known how far the dead rank had come. Going back needs neither.
+ *
+ * Two buffers: the copy overwrites the older one. They cost each rank twice its shards and state, with Adam in f32 24 bytes for
+ * each element of its shards, beside the 16 that these and their gradients have. They are memory that the ranks of the host map,
+ * and that outlives its process. Where there are several hosts, the next rank on another one keeps the same, as messages
+ * brought it: 24 bytes more. Frozen parameters are copied when they have changed. */
+#ifndef TD_PARALLEL_FSDP_MIRROR_H
+#define TD_PARALLEL_FSDP_MIRROR_H
+
+#include "parallel/fsdp_internal.h"
+
+#include <tandem/optim.h>
+
+enum {
+    TD__MIRROR_SLOTS = 2,
+    TD__MIRROR_PLANES = 4 /* a shard, and up to 3 buffers of the optimizer */
+};
+
+struct td__mirror;
+
+/** For a module of td_fsdp(), all of whose sharded parameters the optimizer has that are not frozen. It has no copy yet.
+ *  Collective. TD_ERR_UNSUPPORTED: with TD_NO_SHARD and TD_HYBRID_SHARD on several ranks, where others have the same shard;
+ *  for shards on accelerators, and with offloading. */
+td_status td__mirror_create(td_module *module, td_optimizer *optimizer, struct td__mirror **mirror);
+
+/** Starts to copy what the model and the optimizer are after `step` steps, at least 0. Waits for the copy before. Until
+ *  td__mirror_wait() neither may be changed. Collective where the module has buffers, which rank 0 broadcasts. */
+td_status td__mirror_commit(struct td__mirror *mirror, int64_t step);
+
+/** Waits until the last copy is complete, here and on the rank that keeps it. */
+td_status td__mirror_wait(struct td__mirror *mirror);
+
+/** How long copies have taken in the background so far, and of that how long td__mirror_wait() and td__mirror_commit() have
+ *  waited. */
+void td__mirror_times(const struct td__mirror *mirror, int64_t *copy_ns, int64_t *wait_ns);
+
+/** NULL is ignored. Not collective. The module and the optimizer are alive. */
+void td__mirror_free(struct td__mirror *mirror);
+
+/**
+ * Divides the model anew among the ranks of `group`, in place: the tensors, the module and the optimizer stay, with the bits
+ * that they had after *step steps, the newest state that the mirrors of these ranks have whole. Slices are dealt out anew.
+ * Collective on `group`: survivors, with the mirror of the former group, and newcomers, which have the same model, made by
+ * td_fsdp() with the same options for a group of this rank alone, an optimizer that has made no step, and NULL.
+ *
+ * When it fails it can be called again, with the same mirror and another group. Afterwards the mirror is of no use but to be
+ * freed: a new one is made for the new group.
+ *
+ * Errors: TD_ERR_PEER: no rank has what one that has died had. TD_ERR_MISMATCH: a newcomer has another model.
+ */
+td_status td__fsdp_reshard(td_module *module, td_optimizer *optimizer, td_group *group,
+                           struct td__mirror *mirror, int64_t *step);
+
+/* ---- Between fsdp_mirror.c and fsdp_reshard.c ------------------------------------------------------- */
+
+/** Where the bytes of a flat begin in each plane of the slot of a rank, for shards that are cut so. */
+struct td__mirror_layout {
+    int size; /* ranks */
+    int flat_count;
+    struct td__fsdp_flat **flats; /* in the order of the units */
+    int64_t **cuts;               /* of each flat, size + 1 */
+};
+
+td_status td__mirror_lay_out(struct td__fsdp *fsdp, int size, struct td__mirror_layout *layout);
+void td__mirror_layout_free(struct td__mirror_layout *layout);
+/** The offset of a flat in the slot of a rank, with flat = flat_count the bytes of a plane. */
+size_t td__mirror_offset(const struct td__mirror_layout *layout, int rank, int plane, int flat);
+/** How many planes a flat has, of `planes`. */
+static inline int td__mirror_planes(const struct td__fsdp_flat *flat, int planes)
+{
+    return flat->requires_grad ? planes : 1;
+}
+
+int td__mirror_size(const struct td__mirror *mirror);
+int td__mirror_rank(const struct td__mirror *mirror);
+/** The step + 1 that a slot of a rank of the former group has whole, as far as this rank can read it; 0: none. */
+int64_t td__mirror_step(const struct td__mirror *mirror, int rank, int slot);
+/** Its memory. */
+const char *td__mirror_slot(const struct td__mirror *mirror, int rank, int slot);
+/** What is not divided, as bytes: the state of the optimizer and the buffers of the module. */
+td_bytes td__mirror_rest(const struct td__mirror *mirror, int slot);
+/** Sets it. *planes: how many there are. */
+td_status td__mirror_set_rest(struct td__fsdp *fsdp, td_optimizer *optimizer, td_bytes rest);
+td_status td__mirror_read_planes(td_bytes rest, int *planes);
+
+#endif

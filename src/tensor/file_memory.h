@@ -1,0 +1,19 @@
+/* Memory of the host that is a file: the kernel writes pages to the disk when others need the room. The file has no name,
+ * so that it goes with the memory, also after SIGKILL. */
+#ifndef TD_TENSOR_FILE_MEMORY_H
+#define TD_TENSOR_FILE_MEMORY_H
+
+#include "tensor/tensor_internal.h"
+
+/** A storage of the host of `bytes` zeros, in a file of `directory`, whose blocks are allocated on the disk. NULL, with
+ *  the last error set: TD_ERR_NOMEM for a full disk, TD_ERR_SYSTEM for another failure; both name the directory. */
+struct td__storage *td__storage_create_in_file(const char *directory, size_t bytes);
+
+/** In a file beside that of `storage`, if it is in one; else as td__storage_create(), on the same device. */
+struct td__storage *td__storage_create_beside(const struct td__storage *storage, size_t bytes);
+
+/** As td__empty_like() and td__zeros_like(), but in a file beside that of `tensor`, if it is in one. */
+td_tensor *td__empty_beside(const td_tensor *tensor);
+td_tensor *td__zeros_beside(const td_tensor *tensor);
+
+#endif
