@@ -2,6 +2,7 @@
 """tdrun doctor on several nodes at the same time: what it compares, and the connections that it tries."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ SECRET = "a secret that is long enough"
 NO_HOSTS = None  # why there are none
 SLOWNESS = int(os.environ.get("TD_TEST_SLOWNESS", "1"))
 LATE = str(120 * SLOWNESS)  # for nodes that come
-SOON = str(5 * SLOWNESS)    # for nodes that do not, while others do
+SOON = str(5 * SLOWNESS)    # for nodes that do not, while others do: the timeout of node 0, which is started last
 SOME = str(30 * SLOWNESS)   # for nodes that come, or are killed before
 SOONER = "3"                # where none can come
 
@@ -32,6 +33,11 @@ class Nodes(Test):
         self.wait_nothing_left()
         return jobs
 
+    def wait_looking(self, *jobs):
+        """Until they have examined their machine, and look for node 0."""
+        for job in jobs:
+            harness.wait_until(lambda: select.select([job.process.stdout], [], [], 0)[0], "the findings about the machine")
+
     def lines(self, job, verdict, subject=None):
         found = [line.split(None, 2) for line in job.out.splitlines()]
         return [words[2] for words in found if words[0] == verdict and subject in (None, words[1])]
@@ -47,12 +53,16 @@ class Nodes(Test):
 
 class OneMachine(Nodes):
     def on_loopback(self, *environments, timeout=LATE, ranks=None, count=None):
+        """Runs a node for each environment. `timeout` is that of node 0, which is started when the others look for it."""
         port = free_port()
-        return self.finish_all([
-            self.start(*self.arguments(ranks[i] if ranks else i, count or len(environments), "127.0.0.1", port, timeout),
-                       env={"TANDEM_SECRET": SECRET, **environment})
-            for i, environment in enumerate(environments)
-        ])
+
+        def begin(i, timeout):
+            return self.start(*self.arguments(ranks[i] if ranks else i, count or len(environments), "127.0.0.1", port, timeout),
+                              env={"TANDEM_SECRET": SECRET, **environments[i]})
+
+        others = [begin(i, LATE) for i in range(1, len(environments))]
+        self.wait_looking(*others)
+        return self.finish_all([begin(0, timeout), *others])
 
     def test_nothing_wrong(self):
         self.check_fine(self.on_loopback({}, {}, {}))
@@ -86,15 +96,15 @@ class OneMachine(Nodes):
         self.assertIn(f"node 1 of 2 has not come within {SOON} s", self.lines(first, "FAIL", "nodes")[0])
 
     def test_tls_on_one_side(self):
-        for job in self.on_loopback({}, {"TANDEM_TLS": "1"}, timeout=SOON):
+        for job in self.on_loopback({}, {"TANDEM_TLS": "1"}):
             self.check_code(job, 1)
             self.assertTrue(any("TANDEM_TLS" in line for line in self.lines(job, "FAIL")), job.out)
 
     def test_nodes_that_do_not_come(self):
         first, other = self.on_loopback({}, {}, ranks=[0, 2], count=5, timeout=SOON)
-        for job in (first, other):
+        for job, limit in ((first, SOON), (other, LATE)):
             self.check_code(job, 1)
-            self.assertIn(f"nodes 1, 3, 4 of 5 have not come within {SOON} s", self.lines(job, "FAIL", "nodes")[0])
+            self.assertIn(f"nodes 1, 3, 4 of 5 have not come within {limit} s", self.lines(job, "FAIL", "nodes")[0])
         self.assertTrue(self.lines(first, "ok", "network"), first.out)  # those that came were connected
 
     def test_a_node_that_is_killed(self):
@@ -135,7 +145,7 @@ class OneMachine(Nodes):
     def test_other_numbers_of_nodes(self):
         port = free_port()
         jobs = self.finish_all([
-            self.start(*self.arguments(node, count, "127.0.0.1", port, SOON), env={"TANDEM_SECRET": SECRET})
+            self.start(*self.arguments(node, count, "127.0.0.1", port, LATE), env={"TANDEM_SECRET": SECRET})
             for node, count in ((0, 2), (1, 3))])
         self.check_code(jobs[0], 1)
         self.check_code(jobs[1], 1)
@@ -247,8 +257,10 @@ class Hosts(Nodes):
 
     def test_tls_on_one_side(self):
         self.make(2)
-        jobs = self.finish_all([self.begin(0, 2, timeout=SOON), self.begin(1, 2, timeout=SOON, TANDEM_TLS="1")])
-        self.assertIn("TANDEM_TLS is 1 here, but not 1 there", self.lines(jobs[1], "FAIL", "store")[0])
+        second = self.begin(1, 2, TANDEM_TLS="1")
+        self.wait_looking(second)
+        self.finish_all([self.begin(0, 2, timeout=SOON), second])
+        self.assertIn("TANDEM_TLS is 1 here, but not 1 there", self.lines(second, "FAIL", "store")[0])
 
     def test_large_packets_are_lost(self):
         self.make(2)
