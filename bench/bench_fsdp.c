@@ -5,8 +5,12 @@
  *     bench_fsdp bytes STRATEGY [OPTION…]     one step, and what td_fsdp_get_stats() says of it
  *
  * STRATEGY is plain (no wrapper), ddp, full_shard, shard_grad_op, no_shard or hybrid_shard. Options: --layers, --width,
- * --heads, --context, --vocabulary, --batch, --steps, each with a number, and --no-shared-memory. Rank 0 prints a line of
- * JSON. scripts/bench-fsdp runs it; bench/README.md says how it is measured. */
+ * --heads, --context, --vocabulary, --batch, --steps, each with a number; --no-shared-memory; for time also --device NAME,
+ * --bf16 (autocast), and --beside STRATEGY instead of DDP. Rank 0 prints a line of JSON. scripts/bench-fsdp runs it;
+ * bench/README.md says how it is measured. What td_fsdp() costs one rank on a GPU, beside no wrapper:
+ *
+ *     bench_fsdp time full_shard --beside plain --device cuda --bf16 --layers 12 --width 768 --heads 12 --context 1024 \
+ *                --vocabulary 50304 --batch 16 --steps 41 */
 #include "../examples/gpt2.h"
 #include "measure.h"
 
@@ -16,11 +20,13 @@
 enum { WARM_UP = 3 };
 
 static struct {
-    const char *what, *strategy;
+    const char *what, *strategy, *beside, *device;
     struct gpt2_config config;
     int batch, steps;
-    bool no_shared_memory;
-} settings = {.config = {.layers = 4, .heads = 4, .width = 128, .context = 64, .vocabulary = 256},
+    bool no_shared_memory, bf16;
+} settings = {.beside = "ddp",
+              .device = "cpu",
+              .config = {.layers = 4, .heads = 4, .width = 128, .context = 64, .vocabulary = 256},
               .batch = 2,
               .steps = 3};
 
@@ -141,6 +147,7 @@ static td_module *wrap(td_module *gpt2, const char *strategy)
 static void make(struct training *training, const char *strategy)
 {
     td_manual_seed(1);
+    TD_DEVICE_SCOPE(td_device_get(settings.device));
     training->gpt2 = gpt2_create(&settings.config);
     if (!training->gpt2)
         bench_die("%s", td_last_error());
@@ -165,17 +172,24 @@ static void step(struct training *training, td_tensor *text)
     TD_SCOPE;
     int64_t length = settings.config.context;
     td_tensor *input = td_narrow(text, 1, 0, length), *target = td_narrow(text, 1, 1, length);
+    td_tensor *loss = NULL;
     bench_check(td_optimizer_zero_grad(training->adam));
-    bench_check(td_backward(td_forward_with(training->model, TD_TENSORS(input, target))));
+    {
+        TD_AUTOCAST(td_device_kind(td_device_get(settings.device)),
+                    &(td_autocast_options){.dtype = TD_BF16, .disabled = !settings.bf16});
+        loss = td_forward_with(training->model, TD_TENSORS(input, target));
+    }
+    bench_check(td_backward(loss));
     bench_check(td_optimizer_step(training->adam));
 }
 
 static td_tensor *make_text(void)
 {
     td_manual_seed((uint64_t)rank);
-    return td_tensor_retain(td_randint(0, settings.config.vocabulary,
-                                       TD_SHAPE(settings.batch, settings.config.context + 1),
-                                       TD_I64, NULL));
+    td_tensor *text = td_randint(0, settings.config.vocabulary,
+                                 TD_SHAPE(settings.batch, settings.config.context + 1), TD_I64,
+                                 NULL);
+    return td_tensor_retain(td_tensor_to(text, td_device_get(settings.device)));
 }
 
 /* ---- What is measured ---------------------------------------------------------------------------------------- */
@@ -255,6 +269,7 @@ static double time_step(struct training *training, td_tensor *text, double *busy
     bench_check(td_barrier(NULL, NULL));
     double begin = now(), start = processor_time();
     step(training, text);
+    bench_check(td_device_synchronize(td_device_get(settings.device)));
     *busy = processor_time() - start; /* before the others are waited for */
     bench_check(td_barrier(NULL, NULL));
     return now() - begin;
@@ -281,7 +296,7 @@ static void measure_time(void)
     if (!values)
         bench_die("out of memory");
     bench_check(td_set_num_threads(1));
-    make(&both[0], "ddp");
+    make(&both[0], settings.beside);
     make(&both[1], settings.strategy);
     for (int s = 0; s < WARM_UP; s++)
         for (int i = 0; i < 2; i++)
@@ -301,12 +316,12 @@ static void measure_time(void)
     }
     if (rank == 0) {
         double ratio = median(values + 4 * steps, steps);
-        double ddp = median(values, steps), sharded = median(values + steps, steps);
+        double other = median(values, steps), sharded = median(values + steps, steps);
         print_start(&both[0]);
-        printf(", \"ddp_ms\": %.3f, \"ms\": %.3f, \"of_medians\": %.4f, \"ratio\": %.4f, "
-               "\"ddp_cpu_ms\": %.3f, \"cpu_ms\": %.3f, \"cpu_ratio\": %.4f}\n",
-               1e3 * ddp, 1e3 * sharded, sharded / ddp, ratio, 1e3 * busy[0], 1e3 * busy[1],
-               busy[1] / busy[0]);
+        printf(", \"beside\": \"%s\", \"beside_ms\": %.3f, \"ms\": %.3f, \"of_medians\": %.4f, "
+               "\"ratio\": %.4f, \"beside_cpu_ms\": %.3f, \"cpu_ms\": %.3f, \"cpu_ratio\": %.4f}\n",
+               settings.beside, 1e3 * other, 1e3 * sharded, sharded / other, ratio, 1e3 * busy[0],
+               1e3 * busy[1], busy[1] / busy[0]);
     }
     free(values);
     td_tensor_release(text);
@@ -353,6 +368,12 @@ static void read_options(int argc, char **argv)
         bool known = true;
         if (!strcmp(argv[i], "--no-shared-memory"))
             settings.no_shared_memory = true;
+        else if (!strcmp(argv[i], "--bf16"))
+            settings.bf16 = true;
+        else if (!strcmp(argv[i], "--device") && argv[i + 1])
+            settings.device = argv[++i];
+        else if (!strcmp(argv[i], "--beside") && argv[i + 1])
+            settings.beside = argv[++i];
         else if (!strcmp(argv[i], "--batch"))
             settings.batch = bench_number(argv[i], argv[i + 1], 1), i++;
         else if (!strcmp(argv[i], "--steps"))
@@ -378,6 +399,8 @@ int main(int argc, char **argv)
     settings.what = argv[1];
     settings.strategy = argv[2];
     read_options(argc, argv);
+    if (!td_device_get(settings.device))
+        bench_die("%s", td_last_error());
     bench_check(td_init_process_group(NULL));
     rank = td_get_rank(NULL);
     ranks = td_get_world_size(NULL);
