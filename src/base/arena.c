@@ -27,6 +27,7 @@ enum { GRANULE = 512, BINS = 48, COLOURS = 256 };
 #define SPAN                                                                                       \
     ((size_t)1 << 28) /* address bits that a cache's way predictor hashes, see map_apart() */
 #define VIEW_AT_LEAST ((size_t)1 << 30) /* address space for a view; costs nothing */
+#define RESERVE_AT_LEAST ((size_t)1 << 40)
 
 struct block {
     struct td__map_node node; /* by offset; in the map only while allocated */
@@ -339,8 +340,8 @@ void td__arena_destroy(struct td__arena *arena)
     free(arena);
 }
 
-/* Twice the machine's memory, so that fragmentation never runs into the end; less where the process
- * may not have that much address space. */
+/* Twice the machine's memory, so that fragmentation never runs into the end, and much at least: a virtual machine may get
+ * more while it runs. Less where the process may not have that much address space. */
 struct td__arena *td__arena_default(void)
 {
     pthread_mutex_lock(&registry_lock);
@@ -350,8 +351,8 @@ struct td__arena *td__arena_default(void)
         return arena;
 
     struct sysinfo info;
-    size_t reserve = (size_t)16 << 30;
-    if (!sysinfo(&info))
+    size_t reserve = RESERVE_AT_LEAST;
+    if (!sysinfo(&info) && (size_t)info.totalram * info.mem_unit * 2 > reserve)
         reserve = (size_t)info.totalram * info.mem_unit * 2;
     while (td__arena_create(reserve, &arena) == TD_ERR_NOMEM && reserve > GROWTH)
         reserve /= 2;

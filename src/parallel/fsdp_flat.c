@@ -180,7 +180,9 @@ static td_status take_memory(struct td__fsdp_flat *flat, struct td__fsdp_region 
     size_t bytes = (size_t)td__flat_shard_count(flat) * width;
     if (!region) {
         flat->shard = flat->in_file ? td__storage_create_in_file(directory, bytes)
-                                    : td__storage_create(flat->home, "td_fsdp", bytes);
+                      : flat->home != flat->device
+                          ? td__storage_create_private(bytes)
+                          : td__storage_create(flat->home, "td_fsdp", bytes);
         flat->whole = td__storage_of(flat->device, NULL, 0, NULL, NULL);
         if (!flat->shard || !flat->whole)
             return td__fsdp_fail(flat->unit, "the memory", td__error_status());

@@ -14,14 +14,30 @@
 
 struct file_memory {
     size_t bytes;
-    char directory[];
+    char directory[]; /* "": pages of this process */
 };
 
 static void free_memory(void *data, void *arg)
 {
     struct file_memory *memory = arg;
     munmap(data, memory->bytes);
+    if (!memory->directory[0])
+        td__count_host_memory(-(int64_t)memory->bytes);
     free(memory);
+}
+
+/* Large pages make the first access several times cheaper, where the system has any: by default for those who ask. */
+static void *map_pages(size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+        td_fail(TD_ERR_NOMEM, "no room for %zu bytes of host memory: %s", bytes,
+                td__errno_text(errno));
+        return NULL;
+    }
+    madvise(data, bytes, MADV_HUGEPAGE);
+    td__count_host_memory((int64_t)bytes);
+    return data;
 }
 
 /* Not every file system has files without a name: then one is created and removed. */
@@ -66,30 +82,40 @@ static void *map_file(const char *directory, size_t bytes)
     return NULL;
 }
 
-struct td__storage *td__storage_create_in_file(const char *directory, size_t bytes)
+static struct td__storage *create(const char *directory, size_t bytes)
 {
     if (!bytes)
         return td__storage_of(td__host_device(), NULL, 0, NULL, NULL);
     size_t length = strlen(directory) + 1;
     struct file_memory *memory = malloc(sizeof *memory + length);
-    void *data = memory ? map_file(directory, bytes) : NULL;
-    struct td__storage *storage = data ? td__storage_of(td__host_device(), data, bytes, free_memory,
-                                                        memory)
-                                       : NULL;
-    if (!memory)
-        td__fail_nomem("a file of memory");
-    if (data && !storage)
-        munmap(data, bytes);
-    if (!storage) {
-        free(memory);
+    if (!memory) {
+        td__fail_nomem("host memory");
         return NULL;
     }
     memory->bytes = bytes;
     memcpy(memory->directory, directory, length);
+    void *data = directory[0] ? map_file(directory, bytes) : map_pages(bytes);
+    struct td__storage *storage = data ? td__storage_of(td__host_device(), data, bytes, free_memory,
+                                                        memory)
+                                       : NULL;
+    if (data && !storage)
+        free_memory(data, memory);
+    else if (!storage)
+        free(memory);
     return storage;
 }
 
-static bool is_in_file(const td_tensor *tensor)
+struct td__storage *td__storage_create_in_file(const char *directory, size_t bytes)
+{
+    return create(directory[0] ? directory : ".", bytes);
+}
+
+struct td__storage *td__storage_create_private(size_t bytes)
+{
+    return create("", bytes);
+}
+
+static bool is_ours(const td_tensor *tensor)
 {
     return tensor && tensor->storage->free_fn == free_memory;
 }
@@ -99,12 +125,12 @@ struct td__storage *td__storage_create_beside(const struct td__storage *storage,
     if (storage->free_fn != free_memory)
         return td__storage_create(storage->device, "memory", bytes);
     const struct file_memory *memory = storage->arg;
-    return td__storage_create_in_file(memory->directory, bytes);
+    return create(memory->directory, bytes);
 }
 
 td_tensor *td__empty_beside(const td_tensor *tensor)
 {
-    if (!is_in_file(tensor))
+    if (!is_ours(tensor))
         return td__empty_like(tensor);
     struct td__layout layout = tensor->layout;
     td__layout_set_contiguous(&layout);
@@ -118,5 +144,5 @@ td_tensor *td__empty_beside(const td_tensor *tensor)
 
 td_tensor *td__zeros_beside(const td_tensor *tensor)
 {
-    return is_in_file(tensor) ? td__empty_beside(tensor) : td__zeros_like(tensor);
+    return is_ours(tensor) ? td__empty_beside(tensor) : td__zeros_like(tensor);
 }
