@@ -138,9 +138,12 @@ void td__leaf_unclaim(struct td_node *node);
 void td__leaf_set_memory(td_tensor *leaf, struct td__storage *storage, int64_t offset,
                          const struct td__layout *layout);
 
-/** Replaces the gradient, which may have another shape than the leaf for now; NULL: none. With `zero` the next pass
- *  overwrites it. */
+/** Replaces the gradient, which may have another shape than the leaf for now; NULL: none. With `zero` it counts as 0, and
+ *  the next pass overwrites it; one without memory gets it when it is read. */
 void td__leaf_place_grad(td_tensor *leaf, td_tensor *grad, bool zero);
+
+/** Whether the leaf has a gradient that counts as 0. */
+bool td__leaf_grad_is_zero(const td_tensor *leaf);
 
 /** Whether the leaf has a gradient that does not count as 0. */
 bool td__leaf_has_grad(const td_tensor *leaf);

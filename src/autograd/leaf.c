@@ -383,9 +383,15 @@ void td__leaf_place_grad(td_tensor *leaf, td_tensor *grad, bool zero)
     claim(node);
     td_tensor *former = node->outputs[0].grad;
     node->outputs[0].grad = grad;
-    node->grad_is_zero = grad && zero;
+    node->grad_is_zero = zero;
     td__leaf_unclaim(node);
     td_tensor_release(former);
+}
+
+bool td__leaf_grad_is_zero(const td_tensor *leaf)
+{
+    const struct td_node *node = leaf->node ? leaf->node : leaf->idle;
+    return node && node->grad_is_zero;
 }
 
 bool td__leaf_has_grad(const td_tensor *leaf)

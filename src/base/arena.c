@@ -550,6 +550,14 @@ void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
     return view->base + offset;
 }
 
+void td__arena_view_drop_pages(const struct td__arena_view *view)
+{
+    if (view->base)
+        madvise(view->base, view->mapped, MADV_DONTNEED);
+    for (struct td__arena_mapping *former = view->former; former; former = former->next)
+        madvise(former->base, former->size, MADV_DONTNEED);
+}
+
 void td__arena_view_close(struct td__arena_view *view)
 {
     if (view->base)

@@ -66,6 +66,9 @@ td_status td__arena_view_open(int fd, unsigned number, struct td__arena_view *vi
  *  the arena (EINVAL), or cannot be mapped (ENOMEM). Addresses returned before stay valid. */
 void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size);
 
+/** Its pages do not count as this process's any more, until they are accessed again. */
+void td__arena_view_drop_pages(const struct td__arena_view *view);
+
 void td__arena_view_close(struct td__arena_view *view);
 
 /** Enclose accesses to the memory of views; they do nothing but for ThreadSanitizer. The owner of a buffer may pass it

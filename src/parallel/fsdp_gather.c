@@ -1,13 +1,17 @@
 /* Gathering: the parameters of a unit become whole before its passes, and shards after them. */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "group/process_group.h"
+#include "group/root.h"
 #include "parallel/fsdp_offload.h"
+#include "peer/endpoint.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Added to the version of a whole without memory: a graph that has saved a view of it fails, rather than reads it. */
 #define FREED (1u << 30)
+#define DROP_FROM ((size_t)16 << 20) /* bytes */
 
 td_status td__fsdp_fail(const struct td__fsdp_unit *unit, const char *what, td_status status)
 {
@@ -121,6 +125,19 @@ static td_status gather(struct td__fsdp_flat *flat)
     return td__fsdp_fail(flat->unit, "gathering the parameters", status);
 }
 
+/* A rank reads what others on its host have through mappings of their memory. What it has read would count as its own, and
+ * those that run ahead, and do the work of the others, would seem to need more. To map it anew takes some hundredths of the
+ * time of reading it. */
+void td__fsdp_exchanged(struct td__fsdp_flat *flat, size_t bytes)
+{
+    struct td__fsdp *fsdp = flat->unit->all;
+    fsdp->exchanged += bytes;
+    if (flat->unit->ranks->size == 1 || !flat->device->is_host || fsdp->exchanged < DROP_FROM)
+        return;
+    fsdp->exchanged = 0;
+    td__endpoint_drop_pages(flat->unit->ranks->group->root->endpoint);
+}
+
 static td_status wait_for(struct td__fsdp_flat *flat)
 {
     td_status status = TD_OK;
@@ -130,6 +147,7 @@ static td_status wait_for(struct td__fsdp_flat *flat)
         flat->unit->all->stats.wait_ns += td__now_ns() - start;
         td_work_release(flat->gathering);
         flat->gathering = NULL;
+        td__fsdp_exchanged(flat, td__flat_bytes(flat));
     }
     td_status filled = td__offload_filled(flat);
     td__flat_drop_cut(flat, &flat->gather_parts);

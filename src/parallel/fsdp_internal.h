@@ -148,6 +148,7 @@ struct td__fsdp {
     bool ending;             /* the end of the backward pass calls */
     size_t limit;            /* bytes of gathered parameters and whole gradients, see set_limit() */
     int64_t trimmed;         /* stats.passes when free pages were last returned */
+    size_t exchanged;        /* bytes of gathers and reductions since td__fsdp_exchanged() has dropped pages */
     td_fsdp_options options; /* of the call; what they point to may be gone */
     struct td__fsdp_slices *slices;       /* NULL: none (fsdp_slices.h) */
     struct td__fsdp_flat *reductions[64]; /* that were started, oldest first */
@@ -235,6 +236,8 @@ td_status td__fsdp_broadcast_buffers(struct td__fsdp *fsdp);
 td_status td__unit_leave(struct td__fsdp_unit *unit, bool drop);
 /** Where passes of the ranks may use each other's memory: casts, and waits for all. Collective. */
 td_status td__fsdp_publish(struct td__fsdp *fsdp);
+/** After a gather or a reduction of so many bytes. */
+void td__fsdp_exchanged(struct td__fsdp_flat *flat, size_t bytes);
 /** Waits for all ranks that share memory. */
 td_status td__fsdp_meet(struct td__fsdp *fsdp);
 td_status td__flat_leave(struct td__fsdp_flat *flat, bool drop);
@@ -268,6 +271,9 @@ td_status td__fsdp_slices_next(struct td__fsdp *fsdp, td_slices *step, bool *mor
 
 /** Before the backward pass of a flat: a place for its whole gradients. */
 td_status td__flat_begin_grads(struct td__fsdp_flat *flat);
+/** Before a forward pass: gradients that count as 0 have no memory while activations have. Not those on the host or in a
+ *  file for a device, which stay. */
+void td__flat_free_zero_grads(struct td__fsdp_flat *flat);
 /** After a pass that failed: its parameters have no gradients, also of passes before. */
 void td__flat_drop_grads(struct td__fsdp_flat *flat);
 /** All its gradients are final, or missing ones are 0: starts the reduction. */

@@ -135,6 +135,9 @@ static td_status begin_forward(struct td__fsdp *fsdp)
         fsdp->buffers_changed = true;
     for (int u = 0; u < fsdp->count; u++) /* kept since a forward pass without a backward pass */
         TD_TRY(td__unit_leave(fsdp->units[u], true));
+    for (int u = 0; u < fsdp->count && td_grad_enabled(); u++)
+        for (int i = 0; i < fsdp->units[u]->flat_count; i++)
+            td__flat_free_zero_grads(&fsdp->units[u]->flats[i]);
     fsdp->at = 0;
     TD_TRY(td__fsdp_slices_entered(fsdp));
     return first ? td__fsdp_publish(fsdp) : TD_OK;

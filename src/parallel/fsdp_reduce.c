@@ -56,6 +56,48 @@ static bool has_grads(const struct td__fsdp_flat *flat)
     return false;
 }
 
+static td_status make_shard_grads(struct td__fsdp_flat *flat)
+{
+    if (flat->shard_grads)
+        return TD_OK;
+    td_tensor *shard = td__flat_view(flat->shard, flat->dtype, 0, td__flat_shard_count(flat));
+    flat->shard_grads = is_stepped(flat) ? td__empty_like(shard) : td__empty_beside(shard);
+    td_tensor_release(shard);
+    if (!flat->shard_grads)
+        return td__error_status();
+    for (int i = 0; i < flat->count; i++) {
+        struct td__fsdp_param *param = &flat->params[i];
+        param->shard_grad = td__narrow(flat->shard_grads, 0, param->at, param->count);
+        if (!param->shard_grad)
+            return td__error_status();
+    }
+    return TD_OK;
+}
+
+/* Nobody else has the memory. */
+static bool is_ours(const struct td__fsdp_flat *flat)
+{
+    for (int i = 0; i < flat->count; i++) /* the leaf's, and ours */
+        if (atomic_load(&flat->params[i].shard_grad->owners) > 2)
+            return false;
+    return atomic_load(&flat->shard_grads->storage->owners) == flat->count + 1;
+}
+
+void td__flat_free_zero_grads(struct td__fsdp_flat *flat)
+{
+    if (!flat->shard_grads || flat->is_whole || flat->in_pass || flat->grads || flat->in_file ||
+        flat->home != flat->device || has_grads(flat) || !is_ours(flat))
+        return;
+    for (int i = 0; i < flat->count; i++) {
+        struct td__fsdp_param *param = &flat->params[i];
+        td__leaf_place_grad(param->tensor, NULL, td__leaf_grad_is_zero(param->tensor));
+        td_tensor_release(param->shard_grad);
+        param->shard_grad = NULL;
+    }
+    td_tensor_release(flat->shard_grads);
+    flat->shard_grads = NULL;
+}
+
 /* A gradient that the program has set gets into the shard. */
 static td_status take_shard_grads(struct td__fsdp_flat *flat)
 {
@@ -95,7 +137,9 @@ static td_status gather_shard_grads(struct td__fsdp_flat *flat)
 
 static td_status make_grads(struct td__fsdp_flat *flat)
 {
-    bool some = has_grads(flat) && flat->shard_grads;
+    bool some = has_grads(flat);
+    if (some)
+        TD_TRY(make_shard_grads(flat));
     TD_TRY(td__fsdp_allocate(flat, &flat->grads, flat->compute));
     TD_TRY(clear_padding(flat));
     if (!some)
@@ -200,24 +244,6 @@ static td_status fill_missing(struct td__fsdp_flat *flat)
             TD_TRY(fill(grad));
             td__leaf_place_grad(param->tensor, grad, false);
         }
-    }
-    return TD_OK;
-}
-
-static td_status make_shard_grads(struct td__fsdp_flat *flat)
-{
-    if (flat->shard_grads)
-        return TD_OK;
-    td_tensor *shard = td__flat_view(flat->shard, flat->dtype, 0, td__flat_shard_count(flat));
-    flat->shard_grads = is_stepped(flat) ? td__empty_like(shard) : td__empty_beside(shard);
-    td_tensor_release(shard);
-    if (!flat->shard_grads)
-        return td__error_status();
-    for (int i = 0; i < flat->count; i++) {
-        struct td__fsdp_param *param = &flat->params[i];
-        param->shard_grad = td__narrow(flat->shard_grads, 0, param->at, param->count);
-        if (!param->shard_grad)
-            return td__error_status();
     }
     return TD_OK;
 }
@@ -431,8 +457,10 @@ static td_status finish(struct td__fsdp_flat *flat)
 {
     const struct td__fsdp_ranks *ranks = flat->unit->ranks;
     td_status status = TD_OK;
-    if (flat->reducing)
+    if (flat->reducing) {
         status = td_work_wait(flat->reducing, 0);
+        td__fsdp_exchanged(flat, (size_t)flat->numel * td_dtype_size(flat->reduce));
+    }
     td_work_release(flat->reducing);
     flat->reducing = NULL;
     if (td__fsdp_sums(flat->unit->all) && !flat->unit->all->unsettled)

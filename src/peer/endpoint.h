@@ -282,5 +282,8 @@ td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
                            td__deadline deadline, void **address);
 void td__endpoint_unmap(struct td__endpoint *endpoint, int rank);
+/** What is mapped stays so, but its pages do not count as this process's any more until they are accessed again. At any
+ *  time, also while other threads access them. */
+void td__endpoint_drop_pages(struct td__endpoint *endpoint);
 
 #endif

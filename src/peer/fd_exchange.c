@@ -282,6 +282,17 @@ void td__endpoint_unmap(struct td__endpoint *endpoint, int rank)
     pthread_mutex_unlock(&endpoint->domain->view_lock);
 }
 
+void td__endpoint_drop_pages(struct td__endpoint *endpoint)
+{
+    struct td__shared_view *view;
+    if (!endpoint->domain)
+        return;
+    pthread_mutex_lock(&endpoint->domain->view_lock);
+    LIST_FOREACH (view, &endpoint->domain->views, link)
+        td__arena_view_drop_pages(&view->view);
+    pthread_mutex_unlock(&endpoint->domain->view_lock);
+}
+
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
                            td__deadline deadline, void **address)
 {
