@@ -243,6 +243,11 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         agent->ready = agent->between_attempts = true;
         agent->world = event->world;
         break;
+    case TD__NODE_STORE:
+        agent->world.port = event->world.port;
+        memcpy(agent->world.address, event->world.address, sizeof agent->world.address);
+        memcpy(agent->world.standbys, event->world.standbys, sizeof agent->world.standbys);
+        break;
     case TD__NODE_ANSWER:
         td__drain_answer(agent, event->code, event->text);
         break;

@@ -24,6 +24,7 @@ struct td__coordination {
     int count, next_id;
     struct td__introduction first; /* what all nodes must agree with */
     bool failed;                   /* TD__STOP: because of a worker */
+    int64_t handing_ns; /* until when the store may take to move from a node that leaves; 0: it does not */
     int64_t begun_ns, limit_ns, last_call_ns;
 };
 
@@ -58,6 +59,9 @@ void td__lead_check_gathered(struct td__node *node);
 /** Ends the round where all its workers have ended. */
 void td__lead_check_round(struct td__node *node);
 
+/** Lets nodes go that leave in order, and have no worker left; a store that is on one of them moves before. */
+void td__lead_let_go(struct td__node *node);
+
 /** Ends the workers of all nodes, because nodes come or go. */
 void td__lead_change(struct td__node *node, const char *text);
 
@@ -65,6 +69,13 @@ void td__lead_change(struct td__node *node, const char *text);
 
 /** Decides on nodes that are lost. */
 void td__lead_judge(struct td__node *node);
+
+/** The node with the store's primary is lost, or leaves (`without`, or -1): another one is to have it, by the roster that
+ *  is to be published. False where there is none with a copy; then it stays where it is. */
+bool td__lead_move_store(struct td__node *node, int without);
+
+/** What a node has of the store. */
+void td__lead_take_copy(struct td__node *node, struct td__seat *seat, struct td__span body);
 
 /** A node of the job that has lost the coordinator before this one. */
 void td__lead_return(struct td__node *node, const struct td__introduction *introduction,

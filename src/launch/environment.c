@@ -11,7 +11,7 @@
 
 extern char **environ;
 
-enum { MAX_OWN = 32, OWN_ROOM = 2048 };
+enum { MAX_OWN = 32, OWN_ROOM = 4096 };
 
 /* The variables that are set here, "NAME=value", one after another in `text`. */
 struct own {
@@ -62,6 +62,8 @@ static void describe(struct own *own, const struct td__agent *agent,
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
     add(own, "TANDEM_AGENT_STORE=%s", endpoint);
+    if (world->standbys[0])
+        add(own, "TANDEM_STANDBYS=%s", world->standbys);
     if (agent->orders)
         add(own, TD__ORDERS_VARIABLE "=%d", agent->orders_fd);
     if (worker->restarts)

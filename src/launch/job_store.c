@@ -6,11 +6,12 @@
 #include "os/address.h"
 #include "os/socket.h"
 #include "store/slurm.h"
+#include "store/tcp_replica.h"
 
 #include <string.h>
 #include <unistd.h>
 
-enum { HOST_MS = 30000, LINGER_MS = 5000 };
+enum { HOST_MS = 30000, LINGER_MS = 5000, MOVED_MS = 500 };
 
 td_status td__job_secret_find(const struct td__run_options *options, struct td__job_secret *secret)
 {
@@ -55,17 +56,21 @@ static td_status open_at(const struct td__run_options *options, const struct td_
     return TD_OK;
 }
 
-td_status td__job_store_replace(const struct td__run_options *options,
-                                const struct td__job_secret *secret, const char *address,
-                                td_store **store)
+/* Connects to the one of several endpoints at which the store is. */
+static td_status join_any(const struct td__run_options *options, int first, int64_t timeout_ms,
+                          td_store **store)
 {
-    td_tcp_store_options store_options = {
-        .host_server = true,
-        .timeout_ms = HOST_MS,
-        .linger_ms = LINGER_MS,
-        .secret = secret->made && options->nnodes == 1 ? secret->text : NULL,
-    };
-    return td_tcp_store_open(address[0] ? address : options->host, 0, &store_options, store);
+    char text[TD__MAX_ENDPOINTS][300];
+    const char *addresses[TD__MAX_ENDPOINTS];
+    int count = options->endpoint_count - first;
+    td_tcp_store_options store_options = {.timeout_ms = timeout_ms > 0 ? timeout_ms : 1};
+    for (int i = 0; i < count; i++) {
+        const struct td__endpoint *endpoint = &options->endpoints[first + i];
+        td__endpoint_text(endpoint->host, endpoint->port, text[i], sizeof text[i]);
+        addresses[i] = text[i];
+    }
+    TD_TRY(td__tcp_store_open_any(addresses, count, &store_options, store));
+    return td_store_set_timeout(*store, HOST_MS);
 }
 
 /* Whether the endpoint of the store is an address of this host. --local-addr decides where that cannot be seen from
@@ -81,10 +86,19 @@ static bool owns_endpoint(const struct td__run_options *options)
     return td__host_is_here(options->host, td__deadline_in_ms(HOST_MS));
 }
 
-/* Hosts the store when this host owns the endpoint and no launcher here was faster. */
+/* Hosts the store when this host owns the endpoint and no launcher here was faster. Where there are several, it may have
+ * moved to another one since. */
 static td_status host_or_join(const struct td__run_options *options,
                               const struct td__job_secret *secret, int *node_rank, td_store **store)
 {
+    *node_rank = -1;
+    if (options->endpoint_count > 1) {
+        struct td__error error;
+        td__error_save(&error);
+        if (!join_any(options, 1, MOVED_MS, store))
+            return TD_OK;
+        td__error_undo(&error);
+    }
     if (options->is_host >= 0 ? options->is_host : owns_endpoint(options)) {
         td_status status = open_at(options, secret, options->port, true, store);
         if (status != TD_ERR_SYSTEM) {
@@ -92,7 +106,8 @@ static td_status host_or_join(const struct td__run_options *options,
             return status;
         }
     }
-    *node_rank = -1;
+    if (options->endpoint_count > 1)
+        return join_any(options, 0, (int64_t)(options->join_timeout_s * 1000), store);
     return open_at(options, secret, options->port, false, store);
 }
 

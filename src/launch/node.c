@@ -3,6 +3,7 @@
  * The thread sleeps in poll(). The agent's thread never waits for it: what it has to say goes through a queue, and what
  * happens comes back as events. */
 #include "launch/node_internal.h"
+#include "launch/node_store.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -57,6 +58,13 @@ void td__node_post_round(struct td__node *node, bool late)
     struct td__event_entry *entry = new_event(TD__NODE_ROUND);
     td__roster_world(&node->roster, node->introduction.node.id, &entry->event.world);
     entry->event.world.late = late;
+    post(node, entry);
+}
+
+void td__node_post_store(struct td__node *node)
+{
+    struct td__event_entry *entry = new_event(TD__NODE_STORE);
+    td__roster_world(&node->roster, node->introduction.node.id, &entry->event.world);
     post(node, entry);
 }
 
@@ -342,6 +350,20 @@ static void turn(struct td__node *node, int64_t due, int listener_ms)
     free(fds);
 }
 
+/* What became of this node's copy of the store. Without a place in the job it is in the introduction. */
+static void report_copy(struct td__node *node)
+{
+    struct td__store_copy copy;
+    struct td__buffer body = {0};
+    if (!node->keeper || node->over || node->introduction.node.id < 0 ||
+        !td__node_store_look(node, &copy))
+        return;
+    node->introduction.copy = copy;
+    td__store_copy_put(&body, &copy);
+    td__node_tell(node, TD__MESSAGE_COPY, body.data, body.size);
+    td__buffer_free(&body);
+}
+
 static void serve(struct td__node *node)
 {
     int64_t until = 0, due = 0;
@@ -353,6 +375,7 @@ static void serve(struct td__node *node)
             listener_ms = td__auth_listener_turn(node->listener);
         else
             listener_ms = -1;
+        report_copy(node);
         flush_all(node);
         hear_coordinator(node);
         if (node->over && !node->lead)
@@ -400,6 +423,7 @@ static void free_node(struct td__node *node)
         td__auth_listener_close(node->listener);
     while (!TAILQ_EMPTY(&node->peers)) /* closing the listener admits what was about to be */
         free_peer(node, TAILQ_FIRST(&node->peers));
+    td__node_store_close(node);
     if (node->store)
         td_store_close(node->store);
     td__lead_free(node);

@@ -34,12 +34,6 @@ td_status td__job_secret_find(const struct td__run_options *options, struct td__
 td_status td__job_store_open(const struct td__run_options *options,
                              const struct td__job_secret *secret, int *node_rank, td_store **store);
 
-/** Opens a store at a free port of this host, for a job whose store was lost. `address` is the one at which other
- *  nodes reach this host. */
-td_status td__job_store_replace(const struct td__run_options *options,
-                                const struct td__job_secret *secret, const char *address,
-                                td_store **store);
-
 /* ---- The other nodes -------------------------------------------------------------------------- */
 
 /** The ranks of this node's workers in the job. */
@@ -56,6 +50,7 @@ struct td__node_world {
     bool late;        /* the others run already: these workers are newcomers */
     char address[64]; /* of the store; "": that of the options */
     int port;
+    char standbys[600]; /* "host:port,host:port": where it may move to */
 };
 
 enum td__node_event_kind {
@@ -64,6 +59,7 @@ enum td__node_event_kind {
     TD__NODE_CHANGED,  /* nodes come or go: this round ends, another one follows */
     TD__NODE_ALL_GONE, /* the workers have ended on all nodes, and the job with them */
     TD__NODE_LOST,     /* a node is lost, and the others go on */
+    TD__NODE_STORE,    /* the store has moved, or its standbys have: `world` says where they are */
     TD__NODE_DRAIN,    /* this node is to leave: td__node_depart() */
     TD__NODE_ANSWER,   /* to td__node_drain(): `code` is 0 where it is passed on */
     TD__NODE_OVER, /* the job cannot go on: a launcher has ended, or was signalled to end, … */
@@ -75,7 +71,7 @@ struct td__node_event {
     int code; /* FAILED, OVER: the exit code that goes with it */
     char text
         [TD__ERROR_TEXT]; /* FAILED, CHANGED, LOST, ANSWER, OVER: what happened, in a sentence */
-    struct td__node_world world; /* ROUND */
+    struct td__node_world world; /* ROUND, STORE */
 };
 
 struct td__node;

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 enum {
+    HAND_OVER_MS = 2000,
     GRACE_MS = 2000, /* the coordinator waits so much longer: those that cannot reach it know why */
 };
 
@@ -264,14 +265,29 @@ static void end_well(struct td__node *node)
     tell_all(node, TD__MESSAGE_DONE, &nothing, -1);
 }
 
-/* Nodes that leave in order, and have no worker left. The last to go is this one: another takes over then. */
+/* The store of a node that leaves moves before. False as long as it does; the node then has to wait. */
+static bool hand_store_over(struct td__node *node, const struct td__seat *seat)
+{
+    struct td__coordination *lead = node->lead;
+    const struct td__roster_node *leaving = &seat->introduction.node;
+    if (!lead->handing_ns && node->keeper && lead->count > 1 &&
+        leaving->store_number == node->roster.store_number &&
+        td__lead_move_store(node, leaving->id)) {
+        lead->handing_ns = td__deadline_in_ms(HAND_OVER_MS);
+        td__lead_update(node);
+    }
+    return !lead->handing_ns || td__deadline_passed(lead->handing_ns);
+}
+
+/* The last to go is this one: another takes over then. */
 static void let_go(struct td__node *node)
 {
     struct td__buffer nothing = {0};
     for (int i = node->lead->count - 1; i >= 0; i--) {
         struct td__seat *seat = &node->lead->seats[i];
-        if (!seat->leaving || (seat->in_round && !seat->gone))
+        if (!seat->leaving || (seat->in_round && !seat->gone) || !hand_store_over(node, seat))
             continue;
+        node->lead->handing_ns = 0;
         tell(node, seat, TD__MESSAGE_DONE, &nothing);
         if (seat->own) {
             node->lead->phase = TD__ENDED;
@@ -294,7 +310,7 @@ static void end_round(struct td__node *node)
         return;
     }
     let_go(node);
-    if (lead->phase == TD__ENDED)
+    if (lead->phase == TD__ENDED || lead->handing_ns)
         return;
     node->roster.restarts += lead->failed;
     node->roster.round++;
@@ -365,10 +381,17 @@ static void on_leave(struct td__node *node, struct td__seat *seat)
     int id = seat->introduction.node.id;
     seat->gone = true;
     td__lead_report(node, TD__MESSAGE_LOST, id, 0, text, id);
-    let_go(node);
-    if (node->lead->phase == TD__ENDED)
-        return;
-    td__lead_update(node);
+    td__lead_let_go(node);
+}
+
+void td__lead_let_go(struct td__node *node)
+{
+    if (td__others_go_on(node->options)) {
+        let_go(node);
+        if (node->lead->phase == TD__ENDED || node->lead->handing_ns)
+            return;
+        td__lead_update(node);
+    }
     td__lead_check_round(node);
 }
 
@@ -443,12 +466,14 @@ static void welcome(struct td__node *node, const struct td__introduction *introd
     }
 }
 
-static void fill_address(struct td__node_peer *peer, struct td__roster_node *node)
+static void fill_address(struct td__node_peer *peer, const char *host, struct td__roster_node *node)
 {
     struct td__address remote;
     td__remote_address(peer->link.fd, &remote);
     if (!node->address[0] && !td__address_is_local(&remote))
         td__address_host(&remote, node->address, sizeof node->address);
+    if (!node->address[0] && strlen(host) < sizeof node->address)
+        snprintf(node->address, sizeof node->address, "%s", host); /* it is where this one is */
 }
 
 static void on_join(struct td__node *node, struct td__node_peer *peer, struct td__span body)
@@ -456,9 +481,14 @@ static void on_join(struct td__node *node, struct td__node_peer *peer, struct td
     struct td__introduction introduction;
     struct td__roster theirs = {0};
     struct td__reader reader = td__reader_of(body.data, body.size);
+    const struct td__roster_node *own = &node->introduction.node;
     bool begun = node->roster.count > 0;
     if (!td__introduction_read(&reader, &introduction)) {
         peer->dropped = true;
+        return;
+    }
+    if (introduction.node.id < 0 && node->lead->phase == TD__TAKEOVER) {
+        td__buffer_put(&peer->joining, body.data, body.size); /* it waits until that is over */
         return;
     }
     if (introduction.node.id >= 0) {
@@ -467,7 +497,7 @@ static void on_join(struct td__node *node, struct td__node_peer *peer, struct td
         td__roster_free(&theirs);
         return;
     }
-    fill_address(peer, &introduction.node);
+    fill_address(peer, own->address[0] ? own->address : node->options->host, &introduction.node);
     td_status status = check_newcomer(node, &introduction);
     if (!status) {
         welcome(node, &introduction, peer);
@@ -503,6 +533,9 @@ void td__lead_take(struct td__node *node, struct td__node_peer *peer, enum td__n
         break;
     case TD__MESSAGE_DRAIN:
         on_drain(node, body);
+        break;
+    case TD__MESSAGE_COPY:
+        td__lead_take_copy(node, seat, body);
         break;
     case TD__MESSAGE_END:
         if (node->lead->phase != TD__ENDED && td__report_read(body, &report))
@@ -589,7 +622,9 @@ int64_t td__lead_tick(struct td__node *node)
     }
     if (lead->phase == TD__TAKEOVER)
         return td__lead_tick_takeover(node);
-    return TD__NEVER;
+    if (lead->handing_ns && td__deadline_passed(lead->handing_ns))
+        td__lead_let_go(node);
+    return lead->handing_ns && lead->phase != TD__ENDED ? lead->handing_ns : TD__NEVER;
 }
 
 bool td__lead_is_done(const struct td__node *node)

@@ -13,6 +13,10 @@
 
 struct td__auth_listener;
 struct td__coordination;
+struct td__node_store;
+
+/* In the job's store: port, identity and address of the coordinator's listener. */
+#define TD__COORDINATOR_KEY "\1launch/coordinator"
 
 /* A launcher that has connected to this one. */
 struct td__node_peer {
@@ -43,6 +47,7 @@ struct td__node {
     TAILQ_HEAD(, td__node_peer) peers;
 
     td_store *store; /* where this launcher has it, or a connection to it */
+    struct td__node_store *keeper; /* where the store has standbys (node_store.h) */
     struct td__introduction introduction;
     struct td__roster roster; /* the last that was agreed; without nodes before the first round */
     struct td__node_link up;  /* to the coordinator, where that is another launcher */
@@ -70,6 +75,7 @@ struct td__node {
 void td__node_post(struct td__node *node, enum td__node_event_kind kind, bool own, int code,
                    const char *text);
 void td__node_post_round(struct td__node *node, bool late);
+void td__node_post_store(struct td__node *node);
 
 /** Ends the job for this node: it has noticed that itself. */
 void td__node_post_over(struct td__node *node, const char *text);
@@ -86,6 +92,9 @@ td_status td__node_join(struct td__node *node);
 /** Connects to a launcher; TD_ERR_PEER at once where it has ended. */
 td_status td__node_connect(struct td__node *node, const struct td__roster_node *to,
                            int64_t timeout_ms, int *fd);
+
+/** The value of TD__COORDINATOR_KEY where this launcher is the coordinator. */
+void td__node_put_coordinator(const struct td__node *node, struct td__buffer *value);
 
 /** Sends the JOIN to the coordinator. */
 void td__node_introduce(struct td__node *node);

@@ -1,8 +1,7 @@
 /* How a launcher finds the job, and joins it; see node_internal.h.
- *
- * The store of the job has one key of the launchers, "\1launch/coordinator": port and identity of the coordinator's
- * listener. */
+ */
 #include "launch/node_internal.h"
+#include "launch/node_store.h"
 
 #include "base/fail.h"
 #include "base/host.h"
@@ -17,10 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define KEY "\1launch/coordinator"
 #define PURPOSE "launcher"
 
-enum { LISTEN_MS = 10000 };
+enum { LISTEN_MS = 10000, AGAIN_NS = 50000000 };
 
 static void introduce_self(struct td__node *node, int wanted_rank)
 {
@@ -63,15 +61,17 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *request)
     TAILQ_INSERT_TAIL(&node->peers, peer, entry);
 }
 
-/* The one that hosts the store is reached at the endpoint, as the store is. */
-static td_status open_listener(struct td__node *node, bool at_endpoint)
+/* Where this launcher listens. The one that hosts the store is reached at the endpoint, as the store is. */
+static void find_host(struct td__node *node, bool at_endpoint, char *host, size_t room)
 {
-    char host[256];
+    snprintf(host, room, "%s", node->options->host);
+    if (!at_endpoint && !td__host_is_loopback(host) && !td__store_address(node->store, host, room))
+        snprintf(host, room, "0.0.0.0");
+}
+
+static td_status open_listener(struct td__node *node, const char *host)
+{
     int tcp_fd;
-    snprintf(host, sizeof host, "%s", node->options->host);
-    if (!at_endpoint && !td__host_is_loopback(host) &&
-        !td__store_address(node->store, host, sizeof host))
-        snprintf(host, sizeof host, "0.0.0.0");
     TD_TRY(td__secret_load(NULL, &node->secret));
     TD_TRY(td__random(node->identity, sizeof node->identity));
     struct td__secret bound = node->secret;
@@ -94,6 +94,7 @@ td_status td__node_connect(struct td__node *node, const struct td__roster_node *
 void td__node_introduce(struct td__node *node)
 {
     struct td__buffer body = {0};
+    td__node_store_look(node, &node->introduction.copy);
     td__introduction_put(&body, &node->introduction);
     if (node->introduction.node.id >= 0)
         td__roster_put(&body, &node->roster);
@@ -102,13 +103,23 @@ void td__node_introduce(struct td__node *node)
 }
 
 /* Where the coordinator is, for those that have the store. */
+void td__node_put_coordinator(const struct td__node *node, struct td__buffer *value)
+{
+    const char *address = node->introduction.node.address;
+    if (!address[0])
+        address = node->options->host;
+    td__buffer_put_u32(value, (uint32_t)node->port);
+    td__buffer_put(value, node->identity, sizeof node->identity);
+    td__buffer_put_string(value, address, strlen(address));
+}
+
 static td_status publish_coordinator(struct td__node *node)
 {
     struct td__buffer value = {0};
-    td__buffer_put_u32(&value, (uint32_t)node->port);
-    td__buffer_put(&value, node->identity, sizeof node->identity);
+    td__node_put_coordinator(node, &value);
     td_status status = value.failed ? td__fail_nomem("launcher")
-                                    : td_store_set(node->store, KEY, value.data, value.size);
+                                    : td_store_set(node->store, TD__COORDINATOR_KEY, value.data,
+                                                   value.size);
     td__buffer_free(&value);
     return status;
 }
@@ -118,11 +129,15 @@ static td_status find_coordinator(struct td__node *node, int64_t timeout_ms,
 {
     td_bytes value;
     *coordinator = (struct td__roster_node){0};
-    TD_TRY(td_store_get(node->store, KEY, timeout_ms, &value));
+    TD_TRY(td_store_get(node->store, TD__COORDINATOR_KEY, timeout_ms, &value));
     struct td__reader reader = td__reader_of(value.data, value.size);
     coordinator->port = (int)td__reader_u32(&reader);
     for (size_t i = 0; i < sizeof coordinator->identity; i++)
         coordinator->identity[i] = td__reader_u8(&reader);
+    struct td__span address = td__reader_string(&reader, 255);
+    if (address.size < sizeof coordinator->address) /* otherwise it is the endpoint */
+        snprintf(coordinator->address, sizeof coordinator->address, "%.*s", (int)address.size,
+                 address.data);
     bool whole = td__reader_done(&reader);
     td_bytes_free(&value);
     return whole ? TD_OK
@@ -134,20 +149,38 @@ td_status td__node_join(struct td__node *node)
 {
     const struct td__run_options *options = node->options;
     struct td__roster_node coordinator;
+    char host[256];
     int fd, rank;
+    td_status status;
     int64_t join_ms = (int64_t)(options->join_timeout_s * 1000);
     TD_TRY(td__job_store_open(options, node->given_secret, &rank, &node->store));
-    if (options->nnodes > 1)
-        TD_TRY(open_listener(node, rank == 0));
+    if (options->nnodes > 1) {
+        find_host(node, rank == 0, host, sizeof host);
+        TD_TRY(open_listener(node, host));
+    }
     introduce_self(node, options->node_rank);
     node->roster.store_port = td_tcp_store_port(node->store);
+    node->roster.store_term = 1;
+    if (options->nnodes > 1 && strlen(options->host) < sizeof node->roster.store_address)
+        snprintf(node->roster.store_address, sizeof node->roster.store_address, "%s",
+                 options->host);
+    if (td__store_is_replicated(options))
+        TD_TRY(td__node_store_open(node, rank == 0, host));
     if (rank == 0) {
         if (options->nnodes > 1)
             TD_TRY(publish_coordinator(node));
         return td__lead_begin(node);
     }
-    TD_TRY(find_coordinator(node, join_ms > 0 ? join_ms : 1, &coordinator));
-    TD_TRY(td__node_connect(node, &coordinator, join_ms > 0 ? join_ms : 1, &fd));
+    td__deadline deadline = td__deadline_in_ms(join_ms > 0 ? join_ms : 1);
+    for (;;) {
+        TD_TRY(find_coordinator(node, join_ms > 0 ? join_ms : 1, &coordinator));
+        status = td__node_connect(node, &coordinator, join_ms > 0 ? join_ms : 1, &fd);
+        bool moves = status == TD_ERR_PEER && td__store_is_replicated(options);
+        if (!moves || td__deadline_passed(deadline))
+            break;
+        td__sleep_ns(AGAIN_NS); /* it has ended, and another launcher takes over */
+    }
+    TD_TRY(status);
     td__node_link_open(&node->up, fd);
     td__node_introduce(node);
     return TD_OK;

@@ -19,6 +19,7 @@ enum td__node_message {
     TD__MESSAGE_GONE,   /* up: no worker of a round is left here */
     TD__MESSAGE_END,    /* up: the job ends, because of this node (a report) */
     TD__MESSAGE_LEAVE,  /* up: this node leaves in order */
+    TD__MESSAGE_COPY,   /* up: what this node has of the store has changed */
     TD__MESSAGE_DRAIN,  /* up: a node is to leave (a report); down: this one is */
     TD__MESSAGE_ROUND,  /* down: a roster; start the workers */
     TD__MESSAGE_ROSTER, /* down: a roster that has changed; the workers go on */

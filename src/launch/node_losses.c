@@ -4,9 +4,11 @@
  * A node that is silent may be alive in another part of a network that was cut. As long as further nodes are suspected,
  * nothing is decided: a cut silences all nodes of the other part within the time between two beats. */
 #include "launch/coordination.h"
+#include "launch/node_store.h"
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "os/address.h"
 #include "os/socket.h"
 
 #include <stdio.h>
@@ -18,6 +20,96 @@ enum {
     PROBE_AFTER_MS = 1000,
     PROBE_MS = 500,
 };
+
+/* ---- The store ------------------------------------------------------------------------------- */
+
+/* The latest whole copy; among equal ones that of the lowest node. */
+static struct td__seat *best_copy(const struct td__node *node, int without)
+{
+    struct td__seat *best = NULL;
+    for (int i = 0; i < node->lead->count; i++) {
+        struct td__seat *seat = &node->lead->seats[i];
+        const struct td__store_copy *copy = &seat->introduction.copy;
+        if (!seat->here || seat->lost || seat->leaving || !copy->whole ||
+            seat->introduction.node.id == without)
+            continue;
+        const struct td__store_copy *other = best ? &best->introduction.copy : copy;
+        bool later = copy->copy_term > other->copy_term ||
+                     (copy->copy_term == other->copy_term &&
+                      copy->copy_version > other->copy_version);
+        bool same = copy->copy_term == other->copy_term &&
+                    copy->copy_version == other->copy_version;
+        if (!best || later ||
+            (same &&
+             seat->introduction.node.node_rank < best->introduction.node.node_rank))
+            best = seat;
+    }
+    return best;
+}
+
+static void put_store_at(struct td__node *node, const struct td__roster_node *at)
+{
+    struct td__roster *roster = &node->roster;
+    roster->store_number = at->store_number;
+    roster->store_port = at->store_port;
+    snprintf(roster->store_address, sizeof roster->store_address, "%s", at->address);
+}
+
+bool td__lead_move_store(struct td__node *node, int without)
+{
+    struct td__seat *best = best_copy(node, without);
+    uint64_t term = node->roster.store_term;
+    if (!best)
+        return false;
+    for (int i = 0; i < node->lead->count; i++) {
+        uint64_t seen = node->lead->seats[i].introduction.copy.term;
+        term = seen > term ? seen : term;
+    }
+    put_store_at(node, &best->introduction.node);
+    node->roster.store_term = term + 1;
+    return true;
+}
+
+void td__lead_take_copy(struct td__node *node, struct td__seat *seat, struct td__span body)
+{
+    struct td__reader reader = td__reader_of(body.data, body.size);
+    struct td__store_copy copy;
+    td__store_copy_read(&reader, &copy);
+    if (!td__reader_done(&reader))
+        return;
+    seat->introduction.copy = copy;
+    if (!node->lead->handing_ns || !copy.primary || copy.number != node->roster.store_number ||
+        copy.term < node->roster.store_term)
+        return;
+    node->lead->handing_ns = td__now_ns(); /* it has moved */
+    td__lead_let_go(node);
+}
+
+/* After nodes were lost. */
+static void check_store(struct td__node *node, char *text, size_t room)
+{
+    struct td__roster *roster = &node->roster;
+    if (!node->keeper)
+        return;
+    for (int i = 0; i < node->lead->count; i++)
+        if (node->lead->seats[i].introduction.node.store_number == roster->store_number)
+            return;
+    if (td__lead_move_store(node, -1))
+        return;
+    if (td__node_store_renew(node)) {
+        td__node_post_over(node, td__error_text());
+        return;
+    }
+    struct td__seat *own = td__lead_seat(node, node->introduction.node.id);
+    own->introduction.copy = node->introduction.copy;
+    own->introduction.node.store_number = node->introduction.node.store_number;
+    own->introduction.node.store_port = node->introduction.node.store_port;
+    roster->store_term++;
+    put_store_at(node, &own->introduction.node);
+    if (td__others_go_on(node->options))
+        td__text_add(text, room, "; the store of the job was lost: workers that start from now on do "
+                                 "not find those that run");
+}
 
 /* ---- Nodes that are lost --------------------------------------------------------------------- */
 
@@ -98,6 +190,7 @@ static void remove_lost(struct td__node *node, char *text, size_t room)
     }
     if (lost > 4)
         td__text_add(text, room, "; and %d more", lost - 4);
+    check_store(node, text, room);
 }
 
 /* Decides on nodes that are lost. */
@@ -116,7 +209,10 @@ void td__lead_judge(struct td__node *node)
     if (silent && !check_quorum(node))
         return;
     bool begun = node->roster.count > 0;
+    uint64_t term = node->roster.store_term;
     remove_lost(node, text, sizeof text);
+    if (begun && !td__others_go_on(node->options) && node->roster.store_term != term)
+        td__lead_update(node);
     if (!td__lead_is_elastic(node) && (!begun || !td__others_go_on(node->options))) {
         td__lead_end_job(node, -1, 1, text);
     } else if (lead->phase == TD__GATHER) {
@@ -149,6 +245,20 @@ void td__lead_lose(struct td__node *node, struct td__node_peer *peer, bool silen
 
 /* ---- Taking over ----------------------------------------------------------------------------- */
 
+/* For the user who wants to add a node. */
+static void say_taken_over(struct td__node *node)
+{
+    const struct td__roster *roster = &node->roster;
+    const struct td__run_options *options = node->options;
+    char at[128], text[512];
+    td__endpoint_text(roster->store_address, roster->store_port, at, sizeof at);
+    bool same = td__host_is_here(options->host, td__deadline_in_ms(PROBE_MS));
+    snprintf(text, sizeof text, "node %d (on %s) has taken over%s%s",
+             node->introduction.node.node_rank, node->introduction.node.host,
+             same ? "" : "; further nodes join at --rdzv-endpoint ", same ? "" : at);
+    td__node_post(node, TD__NODE_LOST, true, 0, text);
+}
+
 /* All nodes of the roster that can come have done so, or may not come any more. */
 static void end_takeover(struct td__node *node)
 {
@@ -165,13 +275,13 @@ static void end_takeover(struct td__node *node)
         return;
     lead->phase = TD__RUN;
     remove_lost(node, text, sizeof text);
-    if (td__others_go_on(node->options)) {
-        td__lead_update(node);
-    } else {
-        td__text_add(text, sizeof text, "; node %d (on %s) has taken over",
-                     node->introduction.node.node_rank, node->introduction.node.host);
+    td__text_add(text, sizeof text, "; node %d (on %s) has taken over",
+                 node->introduction.node.node_rank, node->introduction.node.host);
+    td__lead_update(node);
+    if (td__others_go_on(node->options))
+        say_taken_over(node);
+    else
         td__lead_change(node, text);
-    }
     td__lead_check_round(node);
 }
 
@@ -199,6 +309,7 @@ void td__lead_return(struct td__node *node, const struct td__introduction *intro
     seat->here = true;
     seat->in_round = theirs->round == node->roster.round;
     seat->gone = introduction->round_gone >= node->roster.round;
+    seat->introduction.copy = introduction->copy;
     check_takeover(node);
 }
 
@@ -221,6 +332,10 @@ void td__lead_take_over(struct td__node *node)
         seat->in_round = true;
         seat->gone = seat->own && node->introduction.round_gone >= roster->round;
         seat->lost = node->lost[i];
+        if (seat->own)
+            td__node_store_look(node, &seat->introduction.copy);
+        else
+            seat->introduction.copy = (struct td__store_copy){0};
         if (seat->lost)
             td__member_describe_loss(&roster->at[i], seat->lost == 1, seat->why, sizeof seat->why);
         if (roster->at[i].id >= lead->next_id)

@@ -4,6 +4,7 @@
  * roster from its beginning: a launcher that has ended refuses the connection at once, one that lives takes the JOIN,
  * and answers when it has lost the coordinator, too. So all that can reach each other meet at the same one. */
 #include "launch/node_internal.h"
+#include "launch/node_store.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -54,8 +55,11 @@ static void take_roster(struct td__node *node, struct td__span body, bool begins
         return;
     }
     node->introduction.node = *td__roster_find(&node->roster, node->introduction.node.id);
+    td__node_store_follow(node);
     if (begins)
         td__node_post_round(node, late);
+    else if (node->keeper)
+        td__node_post_store(node);
 }
 
 static void take_report(struct td__node *node, enum td__node_message kind, struct td__span body)
@@ -178,19 +182,6 @@ static bool join(struct td__node *node, int index)
     return true;
 }
 
-/* A launcher that takes over opens a store for the workers that will start. */
-static td_status replace_store(struct td__node *node)
-{
-    td_store *store;
-    const char *address = node->introduction.node.address;
-    TD_TRY(td__job_store_replace(node->options, node->given_secret, address, &store));
-    td_store_close(node->store); /* its server is gone */
-    node->store = store;
-    snprintf(node->roster.store_address, sizeof node->roster.store_address, "%s", address);
-    node->roster.store_port = td_tcp_store_port(store);
-    return TD_OK;
-}
-
 void td__member_take_over(struct td__node *node)
 {
     for (int i = 0; i < node->roster.count; i++) {
@@ -201,10 +192,7 @@ void td__member_take_over(struct td__node *node)
                 return;
             continue;
         }
-        if (replace_store(node))
-            td__node_post_over(node, td__error_text());
-        else
-            td__lead_take_over(node);
+        td__lead_take_over(node);
         return;
     }
 }

@@ -95,7 +95,7 @@ static const struct td__flag flags[] = {
      td__flag_set_bool, RAW(standalone)},
     {"rdzv-backend", 0, "static|c10d", "c10d: nodes are numbered as they arrive (static)",
      td__flag_set_text, RAW(backend)},
-    {"rdzv-endpoint", 0, "HOST[:PORT]", "of the store, instead of --master-addr and -port",
+    {"rdzv-endpoint", 0, "HOST[:PORT]", "of the store, instead of --master-addr and -port; or several, with commas, where it may move to",
      td__flag_set_text, RAW(endpoint)},
     {"rdzv-id", 0, "ID", "name of the run (none)", set_filled_text, OPTION(run_id)},
     {"rdzv-conf", 0, "KEY=VALUE,...",
@@ -280,6 +280,31 @@ static td_status finish_standalone(const struct raw *raw, struct td__run_options
     return TD_OK;
 }
 
+/* --rdzv-endpoint: the first one is where the store begins, the others where it may be later. */
+static td_status take_endpoints(const struct raw *raw, struct td__run_options *options, int *port)
+{
+    for (const char *at = raw->endpoint; at; at = *at ? at + 1 : NULL) {
+        char text[300];
+        size_t size = strcspn(at, ",");
+        struct td__endpoint *endpoint = &options->endpoints[options->endpoint_count];
+        if (options->endpoint_count == TD__MAX_ENDPOINTS)
+            return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: more than %d are listed",
+                           TD__MAX_ENDPOINTS);
+        snprintf(text, sizeof text, "%.*s", (int)(size < sizeof text ? size : sizeof text - 1), at);
+        endpoint->port = *port >= 0 ? *port : DEFAULT_PORT;
+        if (!td__split_host_port(text, endpoint->host, sizeof endpoint->host, &endpoint->port))
+            return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: \"%s\" is not HOST or HOST:PORT", text);
+        if (!options->endpoint_count++) {
+            snprintf(options->host, sizeof options->host, "%s", endpoint->host);
+            td__split_host_port(text, options->host, sizeof options->host, port);
+        }
+        at += size;
+        if (!*at)
+            return TD_OK;
+    }
+    return TD_OK;
+}
+
 static td_status finish_place(const struct raw *raw, struct td__run_options *options)
 {
     bool c10d = raw->backend && !strcmp(raw->backend, "c10d");
@@ -293,10 +318,10 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
     const char *host = raw->master_addr ? raw->master_addr : "127.0.0.1";
     if (!td__host_unbracket(host, options->host, sizeof options->host))
         return td_fail(TD_ERR_INVALID, "--master-addr: \"%.64s\" is not the name of a host", host);
-    if (raw->endpoint &&
-        !td__split_host_port(raw->endpoint, options->host, sizeof options->host, &port))
-        return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: \"%s\" is not HOST or HOST:PORT",
-                       raw->endpoint);
+    TD_TRY(take_endpoints(raw, options, &port));
+    if (options->endpoint_count > 1 && !c10d)
+        return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: several of them are for nodes that come and "
+                                       "go; that needs --rdzv-backend c10d");
     options->port = port >= 0 ? port : DEFAULT_PORT;
     options->node_rank = raw->node_rank;
     const struct td__given_place given = {.nnodes = raw->nnodes,

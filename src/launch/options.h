@@ -35,6 +35,8 @@ enum td__on_failure {
 /** "restart-all", "replace" or "shrink". */
 const char *td__on_failure_name(enum td__on_failure on_failure);
 
+enum { TD__MAX_ENDPOINTS = 8 };
+
 struct td__run_options {
     bool help, version; /* print it and do nothing else */
 
@@ -57,6 +59,11 @@ struct td__run_options {
     char host[256];
     int port;       /* 0: any */
     bool port_free; /* another port will do where this one is taken */
+    struct td__endpoint {
+        char host[256];
+        int port;
+    } endpoints[TD__MAX_ENDPOINTS]; /* all that --rdzv-endpoint lists; the first is the one above */
+    int endpoint_count;
     const char *local_addr;
     int is_host; /* whether this launcher hosts the store: 1, 0, or -1: it finds out */
     double join_timeout_s;

@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 #include "base/host.h"
+#include "base/text.h"
+#include "os/address.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +49,8 @@ static void put_node(struct td__buffer *buffer, const struct td__roster_node *no
     put_int(buffer, node->port);
     put_text(buffer, node->address, sizeof node->address);
     td__buffer_put(buffer, node->identity, sizeof node->identity);
+    td__buffer_put_u32(buffer, node->store_number);
+    put_int(buffer, node->store_port);
     put_text(buffer, node->host, sizeof node->host);
     put_text(buffer, node->role, sizeof node->role);
 }
@@ -62,6 +66,8 @@ static void read_node(struct td__reader *reader, struct td__roster_node *node)
     read_text(reader, node->address, sizeof node->address);
     for (size_t i = 0; i < sizeof node->identity; i++)
         node->identity[i] = td__reader_u8(reader);
+    node->store_number = td__reader_u32(reader);
+    node->store_port = read_int(reader, 0, 65535);
     read_text(reader, node->host, sizeof node->host);
     read_text(reader, node->role, sizeof node->role);
 }
@@ -74,6 +80,8 @@ void td__roster_put(struct td__buffer *buffer, const struct td__roster *roster)
     put_int(buffer, roster->coordinator);
     put_text(buffer, roster->store_address, sizeof roster->store_address);
     put_int(buffer, roster->store_port);
+    td__buffer_put_u64(buffer, roster->store_term);
+    td__buffer_put_u32(buffer, roster->store_number);
     put_int(buffer, roster->count);
     for (int i = 0; i < roster->count; i++)
         put_node(buffer, &roster->at[i]);
@@ -87,6 +95,8 @@ bool td__roster_take(struct td__reader *reader, struct td__roster *roster)
     taken.coordinator = read_int(reader, 0, INT_MAX);
     read_text(reader, taken.store_address, sizeof taken.store_address);
     taken.store_port = read_int(reader, 0, 65535);
+    taken.store_term = td__reader_u64(reader);
+    taken.store_number = td__reader_u32(reader);
     taken.count = read_int(reader, 0, MOST_NODES);
     if (reader->failed)
         return false;
@@ -116,6 +126,28 @@ const struct td__roster_node *td__roster_find(const struct td__roster *roster, i
     return NULL;
 }
 
+const struct td__roster_node *td__roster_find_store(const struct td__roster *roster,
+                                                    uint32_t number)
+{
+    for (int i = 0; i < roster->count; i++)
+        if (roster->at[i].store_port && roster->at[i].store_number == number)
+            return &roster->at[i];
+    return NULL;
+}
+
+bool td__roster_is_standby(const struct td__roster *roster, const struct td__roster_node *node)
+{
+    int before = 0;
+    for (int i = 0; i < roster->count; i++) {
+        const struct td__roster_node *other = &roster->at[i];
+        if (other == node)
+            return node->store_port && node->store_number != roster->store_number &&
+                   before < TD__STANDBYS;
+        before += other->store_port && other->store_number != roster->store_number;
+    }
+    return false;
+}
+
 void td__roster_world(const struct td__roster *roster, int id, struct td__node_world *world)
 {
     const struct td__roster_node *own = td__roster_find(roster, id);
@@ -129,6 +161,15 @@ void td__roster_world(const struct td__roster *roster, int id, struct td__node_w
         .restarts = roster->restarts,
     };
     snprintf(world->address, sizeof world->address, "%s", roster->store_address);
+    for (int i = 0; i < roster->count; i++) {
+        const struct td__roster_node *node = &roster->at[i];
+        char address[128];
+        if (!td__roster_is_standby(roster, node) || !node->address[0])
+            continue;
+        td__endpoint_text(node->address, node->store_port, address, sizeof address);
+        td__text_add(world->standbys, sizeof world->standbys, "%s%s",
+                     world->standbys[0] ? "," : "", address);
+    }
     for (int i = 0; i < roster->count; i++) {
         const struct td__roster_node *node = &roster->at[i];
         bool same_role = !strcmp(node->role, own->role);
@@ -155,6 +196,26 @@ bool td__roster_has_quorum(const struct td__roster *roster, const uint8_t *lost)
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
+
+void td__store_copy_put(struct td__buffer *buffer, const struct td__store_copy *copy)
+{
+    td__buffer_put_u32(buffer, copy->number);
+    td__buffer_put_u8(buffer, copy->primary);
+    td__buffer_put_u8(buffer, copy->whole);
+    td__buffer_put_u64(buffer, copy->term);
+    td__buffer_put_u64(buffer, copy->copy_term);
+    td__buffer_put_u64(buffer, copy->copy_version);
+}
+
+void td__store_copy_read(struct td__reader *reader, struct td__store_copy *copy)
+{
+    copy->number = td__reader_u32(reader);
+    copy->primary = td__reader_u8(reader);
+    copy->whole = td__reader_u8(reader);
+    copy->term = td__reader_u64(reader);
+    copy->copy_term = td__reader_u64(reader);
+    copy->copy_version = td__reader_u64(reader);
+}
 
 void td__report_put(struct td__buffer *buffer, const struct td__report *report)
 {
@@ -186,6 +247,7 @@ void td__introduction_put(struct td__buffer *buffer, const struct td__introducti
     put_int(buffer, introduction->wanted_rank);
     put_text(buffer, introduction->run_id, sizeof introduction->run_id);
     put_int(buffer, introduction->round_gone);
+    td__store_copy_put(buffer, &introduction->copy);
     put_node(buffer, &introduction->node);
 }
 
@@ -205,6 +267,7 @@ bool td__introduction_read(struct td__reader *reader, struct td__introduction *i
     introduction->wanted_rank = read_int(reader, -1, MOST_NODES);
     read_text(reader, introduction->run_id, sizeof introduction->run_id);
     introduction->round_gone = read_int(reader, -1, INT_MAX);
+    td__store_copy_read(reader, &introduction->copy);
     read_node(reader, &introduction->node);
     return !reader->failed;
 }

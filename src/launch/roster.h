@@ -17,8 +17,12 @@ struct td__roster_node {
     int port;                            /* of its launcher, and … */
     char address[64];                    /* … where that is; "": where the endpoint is */
     uint8_t identity[TD__IDENTITY_SIZE]; /* of that launcher, for the proof of the secret */
+    uint32_t store_number; /* of its server of the store … */
+    int store_port;        /* … which is at the same address; 0: it has none */
     char host[256], role[256];
 };
+
+enum { TD__STANDBYS = 3 }; /* of the store: so many nodes may be lost at once */
 
 struct td__roster {
     int version;            /* counts the changes, from 1 */
@@ -27,6 +31,8 @@ struct td__roster {
     int coordinator;        /* its id */
     char store_address[64]; /* of the workers' store; "": it is at the endpoint */
     int store_port;
+    uint64_t store_term; /* of the primary there (store/tcp_replica.h) … */
+    uint32_t store_number;      /* … and its number; where the store has no standbys both mean nothing */
     struct td__roster_node *at; /* by node_rank, ascending */
     int count;
 };
@@ -41,6 +47,13 @@ void td__roster_free(struct td__roster *roster);
 /** NULL where there is none. */
 const struct td__roster_node *td__roster_find(const struct td__roster *roster, int id);
 
+/** The node whose server of the store has this number; NULL where it is not in the roster. */
+const struct td__roster_node *td__roster_find_store(const struct td__roster *roster,
+                                                    uint32_t number);
+
+/** Whether this node is to have a standby of the store: the first ones are. */
+bool td__roster_is_standby(const struct td__roster *roster, const struct td__roster_node *node);
+
 /** The ranks of the workers of node `id`, which is in the roster. */
 void td__roster_world(const struct td__roster *roster, int id, struct td__node_world *world);
 
@@ -50,6 +63,16 @@ void td__roster_world(const struct td__roster *roster, int id, struct td__node_w
 bool td__roster_has_quorum(const struct td__roster *roster, const uint8_t *lost);
 
 /* ---- Messages ---------------------------------------------------------------------------------- */
+
+/** What a node has of the store, as td__tcp_replica_state. */
+struct td__store_copy {
+    uint32_t number;
+    bool primary, whole;
+    uint64_t term, copy_term, copy_version;
+};
+
+void td__store_copy_put(struct td__buffer *buffer, const struct td__store_copy *copy);
+void td__store_copy_read(struct td__reader *reader, struct td__store_copy *copy);
 
 /** Something went wrong on a node. */
 struct td__report {
@@ -70,6 +93,7 @@ struct td__introduction {
     char version[64];            /* of Tandem */
     struct td__roster_node node; /* its id is -1 unless it has one already */
     int round_gone;              /* the last round in which all workers have ended here; -1: none */
+    struct td__store_copy copy;
 };
 
 void td__introduction_put(struct td__buffer *buffer, const struct td__introduction *introduction);

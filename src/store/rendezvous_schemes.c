@@ -9,13 +9,14 @@
 #include "store/peer_watch.h"
 #include "store/slurm.h"
 #include "store/store_ops.h"
+#include "store/tcp_replica.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NEIGHBOUR_MS = 2000, BACK_EARLY_NS = 5000000 };
+enum { NEIGHBOUR_MS = 2000, BACK_EARLY_NS = 5000000, MOST_STANDBYS = 8, STANDBYS_ROOM = 1024 };
 
 const char *td__env(const char *name)
 {
@@ -160,6 +161,44 @@ static td_status check_launcher(void)
     return TD_OK;
 }
 
+/* Servers that the launchers have beside the one at `address`, one of which takes over from it when that is lost: TANDEM_STANDBYS, a
+ * list with commas. Writes them behind the first address; 1 where there are none. */
+static td_status find_standbys(const char *first, char text[STANDBYS_ROOM],
+                               const char *addresses[MOST_STANDBYS + 1], int *count)
+{
+    const char *list = td__env("TANDEM_STANDBYS");
+    char host[256];
+    addresses[0] = first;
+    *count = 1;
+    if (!list)
+        return TD_OK;
+    if (strlen(list) >= STANDBYS_ROOM)
+        return td_fail(TD_ERR_INVALID, "the variable TANDEM_STANDBYS is too long (tdrun sets it)");
+    strcpy(text, list);
+    for (char *rest = text, *address; (address = strtok_r(rest, ",", &rest));) {
+        int port = 0;
+        if (*count > MOST_STANDBYS || !td__split_host_port(address, host, sizeof host, &port) || !port)
+            return td_fail(TD_ERR_INVALID,
+                           "the variable TANDEM_STANDBYS is \"%.100s\"; it is a list of at most %d "
+                           "host:port, with commas (tdrun sets it)",
+                           list, MOST_STANDBYS);
+        addresses[(*count)++] = address;
+    }
+    return TD_OK;
+}
+
+/* The store that the launcher hosts, wherever it is by now. */
+static td_status open_hosted(const char *host, int port, const char *address,
+                             const td_tcp_store_options *options, td_store **store)
+{
+    const char *addresses[MOST_STANDBYS + 1];
+    char text[STANDBYS_ROOM];
+    int count;
+    TD_TRY(find_standbys(address, text, addresses, &count));
+    return count == 1 ? td_tcp_store_open(host, port, options, store)
+                      : td__tcp_store_open_any(addresses, count, options, store);
+}
+
 /* A world of one process needs no secret that others know. */
 static td_status secret_of_one(char text[65], td_tcp_store_options *options)
 {
@@ -199,8 +238,10 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
         TD_TRY(secret_of_one(alone, &store_options));
     td_store **store = &state->world.store;
     unsigned epoch = td__rendezvous_epoch(state->address);
-    td_status status = hosted || first ? td_tcp_store_open(host, port, &store_options, store)
-                                       : open_of_epoch(host, port, &store_options, epoch, store);
+    td_status status =
+        hosted  ? open_hosted(host, port, state->address, &store_options, store)
+        : first ? td_tcp_store_open(host, port, &store_options, store)
+                : open_of_epoch(host, port, &store_options, epoch, store);
     if (!status && first) {
         status = set_epoch(*store, epoch);
         if (status)
@@ -247,7 +288,8 @@ td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_
     TD_TRY(check_launcher());
     td__endpoint_text(host, port, address, sizeof address);
     const char *agent = td__env("TANDEM_AGENT_STORE");
-    bool here = !(agent && td__endpoint_is(address, agent)) && td__host_is_here(host, deadline);
+    bool hosted = agent && td__endpoint_is(address, agent);
+    bool here = !hosted && td__host_is_here(host, deadline);
     if (port == 0)
         return td_fail(TD_ERR_INVALID,
                        "the store at %s: port 0 means any free port, and other processes could not "
@@ -263,7 +305,8 @@ td_status td__rendezvous_open_store(const char *host, int port, int64_t timeout_
         if (status == TD_ERR_SYSTEM) {
             options.host_server = false;
             options.timeout_ms = here && NEIGHBOUR_MS < timeout_ms ? NEIGHBOUR_MS : timeout_ms;
-            status = td_tcp_store_open(host, port, &options, store);
+            status = hosted ? open_hosted(host, port, address, &options, store)
+                            : td_tcp_store_open(host, port, &options, store);
         }
         if (!status)
             return td_store_set_timeout(*store, timeout_ms);

@@ -189,7 +189,7 @@ static void drop_standby(struct td__engine *engine, struct td__standby *standby,
     struct td__session *session = standby->session;
     bool member = standby->member;
     if (why)
-        td_log(TD_LOG_WARN,
+        td_log(TD_LOG_INFO,
                "store server: standby %u (%s) is dropped: %s; the store goes on without it, and it "
                "may attach again",
                standby->number, standby->address, why);
@@ -508,7 +508,7 @@ void td__replica_see_term(struct td__engine *engine, uint64_t term)
     if (term <= replica->term)
         return;
     if (replica->role == TD__REPLICA_PRIMARY) {
-        td_log(TD_LOG_WARN,
+        td_log(TD_LOG_INFO,
                "store server: this one is the primary of term %llu, but there is one of term %llu: "
                "it is deposed, and answers nothing more",
                (unsigned long long)replica->term, (unsigned long long)term);
@@ -580,6 +580,18 @@ static void look_at_standby(struct td__engine *engine, struct td__standby *stand
         drop_standby(engine, standby, why);
     else
         standby->late = late;
+}
+
+void td__replica_keep(struct td__engine *engine, const uint32_t *numbers, int count)
+{
+    for (struct td__standby *at = LIST_FIRST(&engine->replica->standbys), *next; at; at = next) {
+        bool listed = false;
+        next = LIST_NEXT(at, link);
+        for (int i = 0; i < count; i++)
+            listed = listed || numbers[i] == at->number;
+        if (!listed)
+            drop_standby(engine, at, "its node is lost");
+    }
 }
 
 void td__replica_tick(struct td__engine *engine, int64_t now, int64_t limit_ns)

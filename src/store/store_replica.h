@@ -211,6 +211,9 @@ uint64_t td__replica_confirmed(const struct td__engine *engine);
 /** A standby has so much before it that clients must wait. */
 bool td__replica_is_clogged(const struct td__engine *engine);
 
+/** Drops the standbys whose numbers are not among these. */
+void td__replica_keep(struct td__engine *engine, const uint32_t *numbers, int count);
+
 /** To be called every quarter of the heartbeat's limit: beats, drops standbys that are late, and forgets clients that
  *  have not come back. */
 void td__replica_tick(struct td__engine *engine, int64_t now, int64_t limit_ns);

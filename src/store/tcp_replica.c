@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     READ_AT_ONCE = 4 << 20,
@@ -92,7 +93,7 @@ static void end_link(struct td__replica_link *link, const char *why)
         snprintf(server->link_text, sizeof server->link_text, "%s", why);
         server->primary_lost |= link->followed && server->engine.replica->whole && !server->ended;
         if (server->primary_lost && link->followed)
-            td_log(TD_LOG_WARN, "store server: the primary at %s is lost: %s", link->address, why);
+            td_log(TD_LOG_INFO, "store server: the primary at %s is lost: %s", link->address, why);
         td__tcp_replica_publish(server);
     }
     uv_close((uv_handle_t *)&link->poll, on_link_closed);
@@ -245,7 +246,7 @@ static void look_at_link(struct td__tcp_server *server, int64_t now, int64_t lim
     bool late = now - link->heard > limit_ns;
     if (late && link->late && server->engine.replica->whole) {
         server->primary_lost = true;
-        td_log(TD_LOG_WARN, "store server: the primary at %s has been silent for %.3g s",
+        td_log(TD_LOG_INFO, "store server: the primary at %s has been silent for %.3g s",
                link->address, (double)(now - link->heard) / 1e9);
         td__tcp_replica_publish(server);
     }
@@ -298,6 +299,8 @@ static td_status adopt_link(void *arg)
     struct td__tcp_server *server = adoption->server;
     struct td__replica_link *link = adoption->link;
     struct td__replica *replica = server->engine.replica;
+    if (replica->role == TD__REPLICA_PRIMARY)
+        return td_fail(TD_ERR_STATE, "store server: it was promoted meanwhile");
     int error = uv_poll_init(&server->loop.uv, &link->poll, link->fd);
     if (error)
         return td_fail(TD_ERR_SYSTEM, "store server: %s", td__errno_text(-error));
@@ -445,6 +448,64 @@ td_status td__tcp_replica_depose(struct td__tcp_server *server, uint64_t term)
 {
     struct promotion promotion = {server, term};
     return td__loop_try(&server->loop, depose, &promotion);
+}
+
+struct keeping {
+    struct td__tcp_server *server;
+    const uint32_t *numbers;
+    int count;
+};
+
+static void keep(void *arg)
+{
+    const struct keeping *keeping = arg;
+    if (!keeping->server->engine.replica)
+        return;
+    td__replica_keep(&keeping->server->engine, keeping->numbers, keeping->count);
+    td__tcp_server_flush(keeping->server);
+}
+
+void td__tcp_replica_keep(struct td__tcp_server *server, const uint32_t *numbers, int count)
+{
+    struct keeping keeping = {server, numbers, count};
+    td__loop_run(&server->loop, keep, &keeping);
+}
+
+/* ---- A second address ------------------------------------------------------------------------- */
+
+struct listening {
+    struct td__tcp_server *server;
+    const struct td__secret *secret;
+    int fd;
+};
+
+static td_status listen_too(void *arg)
+{
+    const struct listening *listening = arg;
+    struct td__tcp_server *server = listening->server;
+    if (server->second.listener) {
+        close(listening->fd);
+        return td_fail(TD_ERR_STATE, "store server: it has a second address already");
+    }
+    server->second_secret = *listening->secret;
+    struct td__auth_listener_options options = {.secret = &server->second_secret,
+                                                .purpose = "store",
+                                                .fn = td__tcp_server_accept,
+                                                .full = td__tcp_server_full,
+                                                .arg = server};
+    int shortcut = td__listen_shortcut(listening->fd, "store");
+    return td__loop_listen(&server->loop, listening->fd, shortcut, &options, &server->second);
+}
+
+td_status td__tcp_replica_listen(struct td__tcp_server *server, const char *host, int port,
+                                 const char *secret_text)
+{
+    struct td__secret secret;
+    struct listening listening = {.server = server, .secret = &secret};
+    TD_TRY(td__secret_load(secret_text, &secret));
+    TD_TRY(td__listen_trusted(host, port, "store", &secret, td__deadline_in_ms(td__heartbeat_ms()),
+                              &listening.fd, &port));
+    return td__loop_try(&server->loop, listen_too, &listening);
 }
 
 /* ---- Opening and closing --------------------------------------------------------------------- */

@@ -114,6 +114,16 @@ td_status td__tcp_replica_promote(struct td__tcp_server *server, uint64_t term);
 /** Tells the server that there is a primary of `term`: if it is one of an earlier term, it is deposed. */
 td_status td__tcp_replica_depose(struct td__tcp_server *server, uint64_t term);
 
+/** Lets clients and standbys reach the server at a second address, too: where its predecessor was. Once.
+ *
+ *  Errors: TD_ERR_STATE: it has a second one already; otherwise as td__tcp_replica_open(). */
+td_status td__tcp_replica_listen(struct td__tcp_server *server, const char *host, int port,
+                                 const char *secret);
+
+/** Drops the standbys whose numbers are not among these: they are known to be lost, and answers need not wait for
+ *  them until the heartbeat's limit. */
+void td__tcp_replica_keep(struct td__tcp_server *server, const uint32_t *numbers, int count);
+
 /** From any thread. */
 void td__tcp_replica_state(struct td__tcp_server *server, struct td__tcp_replica_state *state);
 

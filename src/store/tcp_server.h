@@ -47,6 +47,8 @@ struct connection {
 struct td__tcp_server {
     struct td__loop loop;
     struct td__loop_listener accepting;
+    struct td__loop_listener second; /* td__tcp_replica_listen() */
+    struct td__secret second_secret;
     char *path;         /* of a unix socket in the file system, to be removed */
     uv_timer_t rest;    /* for sending what clients are still owed at the end */
     uv_timer_t silence; /* runs while a client has not acknowledged what it was sent */

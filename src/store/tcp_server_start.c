@@ -39,6 +39,8 @@ static void stop_accepting(void *arg)
     struct td__tcp_server *server = arg;
     if (server->accepting.listener)
         td__loop_unlisten(&server->accepting);
+    if (server->second.listener)
+        td__loop_unlisten(&server->second);
     if (server->path)
         unlink(server->path);
     pthread_mutex_lock(&server->lock);
@@ -156,4 +158,6 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
 void td__tcp_server_abandon(struct td__tcp_server *server)
 {
     td__auth_listener_abandon(server->accepting.listener);
+    if (server->second.listener)
+        td__auth_listener_abandon(server->second.listener);
 }
