@@ -242,15 +242,15 @@ td_status td__node_store_open(struct td__node *node, bool first, const char *hos
     return start_thread(store);
 }
 
+/* The other kind was closed with node->store. */
 static void close_server(struct td__node_store *store)
 {
     struct td__tcp_replica_state state;
-    if (!store->server)
+    if (!store->server || !store->separate)
         return;
     td__tcp_replica_state(store->server, &state);
     bool serves = state.role == TD__REPLICA_PRIMARY && !store->node->leaves;
-    if (store->separate)
-        td__tcp_replica_close(store->server, serves ? td__deadline_in_ms(LINGER_MS) : 0);
+    td__tcp_replica_close(store->server, serves ? td__deadline_in_ms(LINGER_MS) : 0);
     store->server = NULL;
 }
 
@@ -260,6 +260,8 @@ void td__node_store_close(struct td__node *node)
     if (!store)
         return;
     stop_thread(store);
+    if (node->store && node->leaves)
+        td__tcp_store_set_linger(node->store, 0); /* the store has moved */
     if (node->store) /* first: a server waits for its clients; and this may end the server */
         td_store_close(node->store);
     node->store = NULL;

@@ -221,6 +221,8 @@ static void on_link_ready(uv_poll_t *poll, int error, int events)
     struct td__replica_link *link = poll->data;
     struct td__tcp_server *server = link->server;
     const char *why = NULL;
+    if (error)
+        link->events = 0; /* libuv has stopped to watch */
     if (error || events & UV_READABLE)
         why = read_link(link);
     if (!why && !send_out(link))

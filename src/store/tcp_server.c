@@ -494,8 +494,10 @@ static void on_ready(uv_poll_t *poll, int error, int events)
 {
     struct connection *connection = poll->data;
     struct td__tcp_server *server = connection->server;
-    if (error)
-        events = UV_READABLE; /* reading finds the reason */
+    if (error) {
+        events = UV_READABLE;   /* reading finds the reason … */
+        connection->events = 0; /* … perhaps at the next turn: libuv has stopped to watch */
+    }
     if (events & UV_WRITABLE) {
         send_waiting(connection);
         flush_all(server);
