@@ -282,8 +282,8 @@ bool td__cut_off(int fd)
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return false;
     /* Sent again, and no answer since. Questions about a window that is shut do not count: they become
-     * rarer than the heartbeat where a healthy peer just does not read. */
-    return info.tcpi_retransmits && !info.tcpi_probes &&
+     * rarer than the heartbeat where a healthy peer just does not read. Those of keepalive before something was sent do. */
+    return info.tcpi_retransmits && (info.tcpi_unacked || !info.tcpi_probes) &&
            (int64_t)info.tcpi_last_ack_recv >= td__heartbeat_ms();
 }
 

@@ -80,6 +80,21 @@ static td_status fail_late(const struct td__tcp_client *client)
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
+/* Waits for input. Where the server's host was cut off and has not acknowledged what it was sent, the kernel would send that
+ * again for a quarter of an hour: as long as something is not acknowledged, this looks now and then. */
+static int wait_for_input(int fd, td__deadline deadline)
+{
+    for (;;) {
+        bool looks = td__awaits_acknowledgement(fd);
+        td__deadline slice = td__deadline_in_ms(td__heartbeat_ms() / 4);
+        int error = td__wait_fd(fd, POLLIN, looks ? td__deadline_earlier(deadline, slice) : deadline);
+        if (error != ETIMEDOUT || !looks || td__deadline_passed(deadline))
+            return error;
+        if (td__cut_off(fd))
+            return EHOSTUNREACH;
+    }
+}
+
 /* One read. 0, or an errno: ENODATA at the end of the stream, ETIMEDOUT. */
 static int read_some(int fd, struct td__buffer *in, struct td__backoff *backoff,
                      td__deadline deadline)
@@ -101,7 +116,7 @@ static int read_some(int fd, struct td__buffer *in, struct td__backoff *backoff,
             return errno;
         if (td__backoff(backoff, true))
             continue;
-        int error = td__wait_fd(fd, POLLIN, deadline);
+        int error = wait_for_input(fd, deadline);
         if (error)
             return error;
     }
