@@ -3,6 +3,7 @@
 
 #include "base/arena.h"
 #include "base/fail.h"
+#include "peer/wait_event.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -130,9 +131,13 @@ void td__byte_ring_publish(struct td__byte_ring *ring)
         atomic_store_explicit(word, 0, memory_order_relaxed);
     atomic_store_explicit(td__byte_ring_word(ring, start), end, memory_order_release);
     ring->own = ring->start = next;
-    /* The reader has the lines of the next messages in its cache; it polls the first one. */
-    __builtin_prefetch((const char *)word + LINE, 1);
-    __builtin_prefetch((const char *)word + 2 * LINE, 1);
+}
+
+void td__byte_ring_claim(const struct td__byte_ring *ring)
+{
+    const char *next = ring->data + ring->own % TD__BYTE_RING_SIZE;
+    td__claim_line(next + LINE);
+    td__claim_line(next + 2 * LINE);
 }
 
 /* The reader checks `full` after it has moved the head. */

@@ -60,6 +60,11 @@ size_t td__byte_ring_write(struct td__byte_ring *ring, const void *data, size_t 
 /** Publishes what was written. */
 void td__byte_ring_publish(struct td__byte_ring *ring);
 
+/** Where more is written soon: takes the lines behind the one that is written next, which the reader polls, out of its
+ *  cache, while the writer makes the next message. Else the first write to them would wait for that. A reader that waits
+ *  for each message would only have to fetch them back. */
+void td__byte_ring_claim(const struct td__byte_ring *ring);
+
 /** Sets `full`, and returns whether there is room meanwhile. */
 bool td__byte_ring_await_room(struct td__byte_ring *ring);
 

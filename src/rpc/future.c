@@ -1,6 +1,7 @@
 /* Futures; see rpc.h. */
 #include "base/fail.h"
 #include "rpc/rpc_agent.h"
+#include "rpc/value_internal.h"
 #include "tensor/tensor_internal.h"
 
 #include <linux/futex.h>
@@ -17,33 +18,33 @@ struct callback {
     void *arg;
 };
 
+/* No lock: every call makes a future and completes it. Whoever takes `callbacks` completes it. */
 struct td_future {
     atomic_int owners;
     _Atomic uint32_t state;
     const struct td__rpc_agent *agent; /* of the call; NULL: the program's own */
     uint64_t id;                       /* of the call */
     td__deadline deadline;
-    pthread_mutex_t lock;
-    td_future
-        *above; /* cancelling this one cancels that; not retained, and NULL once that is complete */
-    struct callback *first, **last;
-
+    _Atomic(struct callback *) callbacks; /* the latest one first; `taken` from its completion on */
+    td_future *above; /* cancelling this one cancels that; not retained, and NULL once that is
+                         complete. Under above_lock */
     td_value *value;
     char *text;
     td_status status;
-    bool completing;
 };
 
-td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline)
+static struct callback taken;
+static pthread_mutex_t above_lock = PTHREAD_MUTEX_INITIALIZER;
+
+td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline,
+                             int owners)
 {
     td_future *future = malloc(sizeof *future);
     if (!future) {
         td__fail_nomem("future");
         return NULL;
     }
-    *future = (td_future){
-        .owners = 1, .agent = agent, .id = id, .deadline = deadline, .last = &future->first};
-    pthread_mutex_init(&future->lock, NULL);
+    *future = (td_future){.owners = owners, .agent = agent, .id = id, .deadline = deadline};
     return future;
 }
 
@@ -54,22 +55,37 @@ td_future *td_future_retain(td_future *future)
     return future;
 }
 
-void td_future_release(td_future *future)
+static void destroy(td_future *future)
 {
-    if (!future || atomic_fetch_sub_explicit(&future->owners, 1, memory_order_acq_rel) != 1)
-        return;
-    /* A future with callbacks that nobody can complete any more: they see a failure. */
-    if (future->first) {
-        atomic_store(&future->owners, 2);
-        td__future_complete(future, NULL, TD_ERR_ABORTED,
-                            "the future was released before it had a value");
-        if (atomic_fetch_sub(&future->owners, 2) != 2)
-            return;
-    }
     td_value_release(future->value);
-    pthread_mutex_destroy(&future->lock);
     free(future->text);
     free(future);
+}
+
+/* Nobody can complete it any more: its callbacks see a failure. */
+static void abandon(td_future *future)
+{
+    atomic_store(&future->owners, 2);
+    td__future_complete(future, NULL, TD_ERR_ABORTED,
+                        "the future was released before it had a value");
+    if (atomic_fetch_sub(&future->owners, 2) == 2)
+        destroy(future);
+}
+
+/* A single owner needs no locked instruction, as in td__drop_owner(); if there are callbacks, retain_above() may still look
+ * for owners. */
+void td_future_release(td_future *future)
+{
+    if (!future)
+        return;
+    bool single = atomic_load_explicit(&future->owners, memory_order_acquire) == 1;
+    if (!single && atomic_fetch_sub_explicit(&future->owners, 1, memory_order_acq_rel) != 1)
+        return;
+    struct callback *callbacks = atomic_load_explicit(&future->callbacks, memory_order_relaxed);
+    if (!callbacks || callbacks == &taken)
+        destroy(future);
+    else if (!single || atomic_fetch_sub(&future->owners, 1) == 1)
+        abandon(future);
 }
 
 static void release_future(void *future)
@@ -87,58 +103,6 @@ bool td__future_is_complete(const td_future *future)
     return atomic_load_explicit(&future->state, memory_order_acquire) == COMPLETE;
 }
 
-bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text)
-{
-    pthread_mutex_lock(&future->lock);
-    bool first = !future->completing;
-    future->completing = true;
-    if (first) {
-        future->value = td_value_retain(value);
-        future->status = status;
-        future->text = status && text ? strdup(text) : NULL;
-    }
-    struct callback *callback = first ? future->first : NULL, *next;
-    if (first) {
-        future->first = NULL;
-        td_future_retain(future);
-    }
-    bool awaited = first && atomic_exchange_explicit(&future->state, COMPLETE,
-                                                     memory_order_acq_rel) == AWAITED;
-    pthread_mutex_unlock(&future->lock);
-    if (!first)
-        return false;
-    if (awaited)
-        syscall(SYS_futex, &future->state, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
-    for (; callback; callback = next) {
-        next = callback->next;
-        callback->fn(future, callback->arg);
-        free(callback);
-    }
-    td_future_release(future);
-    return true;
-}
-
-td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future, void *arg),
-                                 void *arg)
-{
-    struct callback *callback = malloc(sizeof *callback);
-    if (!callback)
-        return td__fail_nomem("future");
-    *callback = (struct callback){.fn = fn, .arg = arg};
-    pthread_mutex_lock(&future->lock);
-    bool complete = future->completing;
-    if (!complete) {
-        *future->last = callback;
-        future->last = &callback->next;
-    }
-    pthread_mutex_unlock(&future->lock);
-    if (complete) {
-        fn(future, arg);
-        free(callback);
-    }
-    return TD_OK;
-}
-
 /* Sleeps until it is complete, the deadline, or the agent (or NULL) ends the waits of its functions. */
 static bool sleep_until(td_future *future, td__deadline deadline, const struct td__rpc_agent *agent)
 {
@@ -154,6 +118,63 @@ static bool sleep_until(td_future *future, td__deadline deadline, const struct t
                                                                   : deadline - now);
         syscall(SYS_futex, &future->state, FUTEX_WAIT_PRIVATE, AWAITED, &left, NULL, 0);
     }
+}
+
+/* The first one to take the callbacks completes it. It owns the value. */
+static bool complete_once(td_future *future, td_value *value, td_status status, const char *text)
+{
+    struct callback *latest = atomic_exchange(&future->callbacks, &taken), *first = NULL, *next;
+    if (latest == &taken)
+        return false;
+    future->value = value;
+    future->status = status;
+    future->text = status && text ? strdup(text) : NULL;
+    if (atomic_exchange_explicit(&future->state, COMPLETE, memory_order_acq_rel) == AWAITED)
+        syscall(SYS_futex, &future->state, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    for (; latest; latest = next) { /* in the order in which they were added */
+        next = latest->next;
+        latest->next = first;
+        first = latest;
+    }
+    for (; first; first = next) {
+        next = first->next;
+        first->fn(future, first->arg);
+        free(first);
+    }
+    return true;
+}
+
+bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text)
+{
+    td_future_retain(future); /* another thread may release it as soon as it is complete */
+    bool first = complete_once(future, td_value_retain(value), status, text);
+    if (!first)
+        td_value_release(value);
+    td_future_release(future);
+    return first;
+}
+
+void td__future_fulfil(td_future *future, td_value *value)
+{
+    if (!complete_once(future, value, TD_OK, NULL))
+        td_value_release(value);
+}
+
+td_status td__future_on_complete(td_future *future, void (*fn)(td_future *future, void *arg),
+                                 void *arg)
+{
+    struct callback *latest = atomic_load(&future->callbacks), *callback = NULL;
+    if (latest != &taken && !(callback = malloc(sizeof *callback)))
+        return td__fail_nomem("future");
+    while (latest != &taken) {
+        *callback = (struct callback){.next = latest, .fn = fn, .arg = arg};
+        if (atomic_compare_exchange_weak(&future->callbacks, &latest, callback))
+            return TD_OK;
+    }
+    free(callback);
+    sleep_until(future, TD__NEVER, NULL); /* it has its value in a moment */
+    fn(future, arg);
+    return TD_OK;
 }
 
 td_value *td__future_value(const td_future *future)
@@ -337,12 +358,12 @@ static bool continue_on(struct td__rpc_agent *agent, void (*fn)(void *arg), void
     pthread_mutex_lock(&agent->run_lock);
     bool stopping = atomic_load(&agent->stopping);
     agent->continuations += !stopping;
+    td__count(&agent->served, !stopping);
     pthread_mutex_unlock(&agent->run_lock);
     if (stopping) {
         free(task);
         return false;
     }
-    atomic_fetch_add(&agent->activity, 1);
     td__io_run(agent, task);
     td__io_wake(agent);
     return true;
@@ -352,9 +373,9 @@ static bool continue_on(struct td__rpc_agent *agent, void (*fn)(void *arg), void
 static void call_then(td_future *done, void *arg)
 {
     struct then *then = arg;
-    pthread_mutex_lock(&then->result->lock);
+    pthread_mutex_lock(&above_lock);
     then->result->above = NULL;
-    pthread_mutex_unlock(&then->result->lock);
+    pthread_mutex_unlock(&above_lock);
     then->done = td_future_retain(done);
     struct td__rpc_agent *agent = td__io_must_not_wait ? td__agent_hold() : NULL;
     if (!agent || !continue_on(agent, run_then, then))
@@ -366,7 +387,7 @@ td_future *td_future_then(td_future *future, td_future_fn fn, void *arg)
 {
     if (!future || !fn)
         return td__null(__func__);
-    td_future *result = td__future_create(NULL, 0, TD__NEVER);
+    td_future *result = td__future_create(NULL, 0, TD__NEVER, 1);
     struct then *then = malloc(sizeof *then);
     if (!result || !then) {
         td_future_release(result);
@@ -437,7 +458,7 @@ td_future *td_future_all(td_future *const *futures, int count)
     for (int i = 0; i < count; i++)
         if (!futures[i])
             return td__null(__func__);
-    td_future *result = td__future_create(NULL, 0, TD__NEVER);
+    td_future *result = td__future_create(NULL, 0, TD__NEVER, 1);
     struct all *all = malloc(sizeof *all + sizeof all->futures[0] * (size_t)count);
     if (!result || !all) {
         td_future_release(result);
@@ -465,12 +486,12 @@ td_future *td_future_all(td_future *const *futures, int count)
 /* NULL if it is being released. It is not freed meanwhile: its callbacks run before that, and clear `above`. */
 static td_future *retain_above(td_future *future)
 {
-    pthread_mutex_lock(&future->lock);
+    pthread_mutex_lock(&above_lock);
     td_future *above = future->above;
     int owners = above ? atomic_load(&above->owners) : 0;
     while (owners && !atomic_compare_exchange_weak(&above->owners, &owners, owners + 1))
         continue;
-    pthread_mutex_unlock(&future->lock);
+    pthread_mutex_unlock(&above_lock);
     return owners ? above : NULL;
 }
 
@@ -490,7 +511,7 @@ void td_future_cancel(td_future *future)
 
 td_future *td_future_create(void)
 {
-    return td__future_adopt(td__future_create(NULL, 0, TD__NEVER));
+    return td__future_adopt(td__future_create(NULL, 0, TD__NEVER, 1));
 }
 
 td_status td_future_set(td_future *future, td_value *value)

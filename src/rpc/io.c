@@ -215,7 +215,7 @@ static struct td_rpc_call *next_call(struct td__rpc_agent *agent, struct ended *
     if (!ended->count && !atomic_load_explicit(&agent->queued, memory_order_relaxed))
         return NULL;
     if (ended->call)
-        td__function_release(ended->call->entry);
+        td__function_keep(ended->call->entry);
     pthread_mutex_lock(&agent->run_lock);
     if (ended->count)
         *ended->count -= 1;
@@ -405,6 +405,7 @@ static void *serve_all(void *arg)
     }
     td__io_wake(agent); /* the next thread ends, too */
     td__incoming_end_thread();
+    td__function_end_thread();
     return NULL;
 }
 

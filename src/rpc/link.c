@@ -57,14 +57,16 @@ static struct td__rpc_link *create(struct td__rpc_agent *agent, int rank, int fd
     return link;
 }
 
-void td__link_retain(struct td__rpc_link *link)
+struct td__rpc_link *td__link_retain(struct td__rpc_link *link)
 {
-    atomic_fetch_add(&link->users, 1);
+    if (link)
+        atomic_fetch_add_explicit(&link->users, 1, memory_order_relaxed);
+    return link;
 }
 
 void td__link_release(struct td__rpc_link *link)
 {
-    if (atomic_fetch_sub(&link->users, 1) != 1)
+    if (!link || atomic_fetch_sub(&link->users, 1) != 1)
         return;
     *link->last_unacked = link->first;
     td__messages_free(link->unacked);
@@ -342,10 +344,13 @@ static bool write_ring(struct td__rpc_link *link, struct td__message *message)
         if (written < size && !td__byte_ring_await_room(ring))
             break;
     }
+    bool follows = atomic_load_explicit(&link->held_back, memory_order_relaxed);
     if (message->more)
         atomic_store_explicit(&link->held_back, true, memory_order_relaxed);
     else
         publish(link);
+    if (message->more || message->busy || follows)
+        td__byte_ring_claim(ring);
     return true;
 }
 
@@ -407,6 +412,11 @@ static bool keep_unacked(struct td__rpc_link *link, struct td__message *message)
  * sides a cache line, and so do the bytes if they are read one message at a time. If this thread is kept from
  * publishing them by the next function, the thread that takes the lead over does so (td__link_flush()). */
 static _Thread_local struct td__rpc_link *held_back;
+
+struct td__rpc_link *td__link_held(int rank)
+{
+    return held_back && held_back->rank == rank ? held_back : NULL;
+}
 
 void td__link_publish(void)
 {
@@ -600,7 +610,7 @@ static bool read_socket(struct td__rpc_link *link)
     void *to = link->incoming ? td__incoming_next(link->incoming, &size) : NULL;
     bool direct = to && size >= BUFFER_SIZE;
     ssize_t got = td__sock_recv(link->fd, direct ? to : link->buffer, direct ? size : BUFFER_SIZE,
-                       MSG_DONTWAIT);
+                                MSG_DONTWAIT);
     if (got <= 0) {
         link->broken = got == 0 || (errno != EAGAIN && errno != EINTR);
         return link->broken;

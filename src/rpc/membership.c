@@ -195,17 +195,23 @@ static td_status pass_phase(struct td__rpc_agent *agent, const char *phase, uint
     return TD_OK;
 }
 
+/* The calls that it has made and served. */
+static uint64_t activity_of(struct td__rpc_agent *agent)
+{
+    return atomic_load(&agent->begun) + atomic_load(&agent->served);
+}
+
 /* Waits until this worker is idle at a moment at which it had made and served *calls calls. */
 static td_status become_idle(struct td__rpc_agent *agent,
                              bool (*await_idle)(struct td__rpc_agent *agent, td__deadline deadline),
                              td__deadline deadline, uint64_t *calls)
 {
     do {
-        *calls = atomic_load(&agent->activity);
+        *calls = activity_of(agent);
         if (!await_idle(agent, deadline))
             return td_fail(TD_ERR_TIMEOUT, "td_rpc_shutdown: this worker still has calls that are "
                                            "not complete");
-    } while (atomic_load(&agent->activity) != *calls);
+    } while (activity_of(agent) != *calls);
     return TD_OK;
 }
 

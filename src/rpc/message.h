@@ -101,6 +101,7 @@ struct td__message {
     bool lends;     /* it is on this host */
     bool request;   /* this worker's maps of devices count */
     bool more;      /* another message follows at once: this one may be published with it */
+    bool busy;      /* others are sent soon */
     uint32_t count; /* tensors */
     uint32_t capacity;
     struct td__outgoing_tensor *tensors;

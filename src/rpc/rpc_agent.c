@@ -105,17 +105,6 @@ void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__mes
         td__call_fail(agent, rank, header.id, status, text);
 }
 
-struct td__rpc_link *td__agent_link(struct td__rpc_agent *agent, int rank)
-{
-    pthread_mutex_lock(&agent->lock);
-    struct td__rpc_worker *worker = td__worker(agent, rank);
-    struct td__rpc_link *link = worker->gone ? NULL : worker->link;
-    if (link)
-        td__link_retain(link);
-    pthread_mutex_unlock(&agent->lock);
-    return link;
-}
-
 td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message)
 {
     if (rank == agent->rank) {
@@ -164,7 +153,6 @@ static void receive_reply(struct td__rpc_agent *agent, struct td__incoming *inco
                               : td__incoming_value(incoming, body.at, (size_t)(body.end - body.at));
         if (value) {
             td__call_complete(agent, incoming->from, id, value);
-            td_value_release(value);
             return;
         }
         td_status status = incoming->status ? incoming->status : td__error_status();

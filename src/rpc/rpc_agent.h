@@ -96,6 +96,9 @@ td_status td__link_send(struct td__rpc_link *link, struct td__message *message);
 /** Publishes what this thread has held back: messages with `more`, after which none without it was sent. */
 void td__link_publish(void);
 
+/** The link to a worker, if this thread holds back messages to it; NULL: it does not. */
+struct td__rpc_link *td__link_held(int rank);
+
 /** Writes messages that did not fit before, and publishes what is held back; on any thread. True if it did. */
 bool td__link_flush(struct td__rpc_link *link);
 
@@ -146,7 +149,8 @@ td_status td__link_accept_resume(struct td__rpc_agent *agent, int rank, int fd, 
 /** The events of its socket are watched; after it has got another one, again. */
 void td__link_watch(struct td__rpc_link *link);
 
-void td__link_retain(struct td__rpc_link *link);
+/** NULL is fine. */
+struct td__rpc_link *td__link_retain(struct td__rpc_link *link);
 void td__link_release(struct td__rpc_link *link);
 
 /* ---- Workers --------------------------------------------------------------------------------- */
@@ -166,11 +170,11 @@ struct td__rpc_worker {
     struct td__map_node by_name;
     char name[TD_RPC_MAX_NAME + 1];
     char label[16];            /* for texts, until it is resolved: "rank 3" */
-    struct td__rpc_link *link; /* NULL: none is open */
+    struct td__rpc_link *link; /* NULL: none is open; changes under calls_lock, too */
     atomic_uint ended;         /* how many links have ended before */
     bool connecting;
     struct td__message *first, **last; /* for the link that is being opened */
-    bool gone;                         /* it has left or ended */
+    bool gone;                         /* it has left or ended; changes under calls_lock, too */
     char why[256];                     /* how */
 };
 
@@ -282,10 +286,11 @@ struct td__rpc_agent {
     uint32_t pending_capacity, first_free;
     int pending_count;
     td__deadline next_deadline;
-    bool closed;            /* no new calls */
-    atomic_bool leaving;    /* the other workers know it, or are about to */
-    atomic_bool finishing;  /* td_rpc_shutdown() waits for the other workers */
-    atomic_ullong activity; /* counts the calls of this worker, and those to it */
+    bool closed;           /* no new calls */
+    atomic_bool leaving;   /* the other workers know it, or are about to */
+    atomic_bool finishing; /* td_rpc_shutdown() waits for the other workers */
+    atomic_ullong begun;   /* counts the calls of this worker, under calls_lock … */
+    atomic_ullong served;  /* … and those to it and continuations, under run_lock */
 
     /* References (rref.c). */
     uint64_t serial;           /* of the agents of this process */
@@ -308,6 +313,13 @@ struct td__rpc_agent {
     td_stream *arrivals[TD__ACCELERATORS_MOST];
 };
 
+/** Adds to a counter that only changes under a lock, and is read without it. */
+static inline void td__count(atomic_ullong *counter, unsigned more)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more,
+                          memory_order_relaxed);
+}
+
 /** The agent of this process, which stays until td__agent_leave(); NULL, with the last error set, if there is none. */
 struct td__rpc_agent *td__agent_enter(const char *call);
 
@@ -318,10 +330,6 @@ void td__agent_leave(struct td__rpc_agent *agent);
 /** Sends a message to a worker, which it owns; opens a link if there is none. Failures of a request come to its
  *  future. */
 td_status td__agent_send(struct td__rpc_agent *agent, int rank, struct td__message *message);
-
-/** The open link to a worker, with a reference; NULL if there is none. A request that is sent over it after the link has
- *  ended may be lost: the end fails the calls that began before. */
-struct td__rpc_link *td__agent_link(struct td__rpc_agent *agent, int rank);
 
 /** Frees a message that was not sent, and fails its call if it is a request. */
 void td__agent_fail_unsent(struct td__rpc_agent *agent, int rank, struct td__message *message,
@@ -496,15 +504,26 @@ extern atomic_int td__rpc_copy_helpers;
 
 /* ---- rpc_calls.c --------------------------------------------------------------------------------- */
 
-/** Makes the entry of a call, and its future (one reference for the caller); *id is the id. */
+/** A call that has begun. */
+struct td__begun {
+    uint64_t id;
+    td_future *future; /* one reference */
+    struct td__rpc_link
+        *link; /* the open link to the worker, with a reference; NULL: there is none */
+    bool busy; /* there are others */
+};
+
+/** Makes the entry of a call, and its future. A request that is sent over *begun->link after that has ended may be lost: the
+ *  end fails the calls that began before. */
 td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *function,
-                         int64_t timeout_ms, td_future **future, uint64_t *id);
+                         int64_t timeout_ms, struct td__begun *begun);
 
 /** Starts a call; NULL if it cannot be started. One reference. `call` is the name for texts. */
 td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
                           const char *function, td_value *args, const td_rpc_call_options *options);
 
-/** The answer of `from`, or the failure of a call; ignored if there is no such call (any more). */
+/** The answer of `from`, whose value it takes over, or the failure of a call; ignored if there is no such call (any
+ *  more). */
 void td__call_complete(struct td__rpc_agent *agent, int from, uint64_t id, td_value *value);
 void td__call_fail(struct td__rpc_agent *agent, int from, uint64_t id, td_status status,
                    const char *text);
@@ -572,13 +591,16 @@ extern _Thread_local struct td_rpc_call *td__current_call;
 
 /* ---- future.c -------------------------------------------------------------------------------- */
 
-/** A future of a call; one reference. */
-td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline);
+/** A future of a call, with so many references. */
+td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline,
+                             int owners);
 td_future *td__future_adopt(td_future *future);
 bool td__future_is_complete(const td_future *future);
 /** Completes it, unless it is complete: with a value (retained), or a failure. */
 bool td__future_complete(td_future *future, td_value *value, td_status status, const char *text);
-/** The same with a value, which may be a future itself; or, for NULL, with the last error. */
+/** Completes it with a value, which it takes over. The caller has a reference to the future. */
+void td__future_fulfil(td_future *future, td_value *value);
+/** Completes it with a value, which may be a future itself; or, for NULL, with the last error. */
 void td__future_resolve(td_future *future, td_value *value);
 /** Waits for its value as td_future_wait() does, and releases it. NULL for NULL. */
 td_value *td__future_take(td_future *future);

@@ -7,8 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { CHUNK = 256, NONE = UINT32_MAX };
+enum {
+    CHUNK = 256,
+    NONE = UINT32_MAX,
+    BUSY = 4,           /* so many calls in flight: the next one comes soon */
+    LONG_MS = 1000,     /* a timeout for which a tick does not count */
+    TICK_NS = 10000000, /* of the slowest kernel */
+};
 
 /* ---- The table (with calls_lock held) ---------------------------------------------------------- */
 
@@ -57,10 +64,21 @@ static td_future *take(struct td__rpc_agent *agent, struct td__pending *entry, u
 
 /* ---- One call -------------------------------------------------------------------------------- */
 
-td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *function,
-                         int64_t timeout_ms, td_future **future_out, uint64_t *id)
+/* To read the exact clock takes as long as to look for the link: only short timeouts need it. The coarse one is late by a
+ * tick of the kernel at most. */
+static td__deadline deadline_in(int64_t timeout_ms)
 {
-    td__deadline deadline = td__deadline_in_ms(timeout_ms);
+    struct timespec now;
+    if (timeout_ms < LONG_MS || clock_gettime(CLOCK_MONOTONIC_COARSE, &now))
+        return td__deadline_in_ms(timeout_ms);
+    int64_t ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec + TICK_NS;
+    return timeout_ms > (INT64_MAX - ns) / 1000000 ? TD__NEVER : ns + timeout_ms * 1000000;
+}
+
+td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *function,
+                         int64_t timeout_ms, struct td__begun *begun)
+{
+    td__deadline deadline = deadline_in(timeout_ms);
     pthread_mutex_lock(&agent->calls_lock);
     td_status status = TD_OK;
     if (agent->closed)
@@ -70,25 +88,29 @@ td_status td__call_begin(struct td__rpc_agent *agent, int to, const char *functi
     if (!status) {
         uint32_t index = agent->first_free;
         struct td__pending *entry = entry_at(agent, index);
-        *id = index | (uint64_t)entry->generation << 32;
-        td_future *future = td__future_create(agent, *id, deadline);
+        uint64_t id = index | (uint64_t)entry->generation << 32;
+        td_future *future = td__future_create(agent, id, deadline, 2);
         if (future) {
+            const struct td__rpc_worker *worker = td__worker(agent, to);
             agent->first_free = entry->next_free;
-            entry->future = td_future_retain(future);
+            entry->future = future;
             entry->to = to;
-            entry->link = atomic_load(&td__worker(agent, to)->ended);
+            entry->link = atomic_load(&worker->ended);
             entry->deadline = deadline;
             entry->timeout_ms = timeout_ms;
             size_t length = strnlen(function, sizeof entry->function - 1);
             memcpy(entry->function, function, length);
             entry->function[length] = 0;
             agent->pending_count++;
-            atomic_fetch_add(&agent->activity, 1);
+            td__count(&agent->begun, 1);
             if (deadline < agent->next_deadline) {
                 agent->next_deadline = deadline;
                 td__io_set_deadline(agent, deadline);
             }
-            *future_out = future;
+            *begun = (struct td__begun){.id = id,
+                                        .future = future,
+                                        .link = worker->gone ? NULL : td__link_retain(worker->link),
+                                        .busy = agent->pending_count >= BUSY};
         } else {
             status = TD_ERR_NOMEM;
         }
@@ -111,7 +133,9 @@ void td__call_complete(struct td__rpc_agent *agent, int from, uint64_t id, td_va
 {
     td_future *future = take_call(agent, from, id);
     if (future)
-        td__future_complete(future, value, TD_OK, NULL);
+        td__future_fulfil(future, value);
+    else
+        td_value_release(value);
     td_future_release(future);
 }
 
@@ -282,15 +306,14 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
                           const char *function, td_value *args, const td_rpc_call_options *options)
 {
     td_rpc_call_options none = {0};
-    td_future *future = NULL;
-    uint64_t id;
+    struct td__begun begun;
     options = options ? options : &none;
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : agent->timeout_ms;
     if (check_call(call, function, args, options) || !td__worker_get(agent, to) ||
         td__call_begin(agent, to, strncmp(function, "td.", 3) ? function : call, timeout_ms,
-                       &future, &id))
+                       &begun))
         return NULL;
-    struct td__rpc_link *link = td__agent_link(agent, to);
+    struct td__rpc_link *link = begun.link;
     if (link)
         td__io_ring_early(link);
     bool near = to != agent->rank && td__worker_is_near(agent, to);
@@ -298,31 +321,31 @@ td_future *td__call_start(struct td__rpc_agent *agent, const char *call, int to,
     if (message) {
         message->records = td__current_context;
         message->request = true;
+        message->busy = begun.busy;
     }
     struct td__message_header header = {
         .kind = TD__MESSAGE_REQUEST,
         .context = td__current_context,
         .copy = options->copy,
         .depth = (uint16_t)(td__current_call ? td__current_call->depth + 1 : 0),
-        .id = id,
+        .id = begun.id,
         .timeout_ms = timeout_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)timeout_ms};
     td_status status = message ? put_call(message, function, args, options->kwargs) : TD_ERR_NOMEM;
     if (!status)
         status = td__message_seal(message, &header, agent->max_message);
     if (status) {
         td__message_free(message);
-        td__call_fail(agent, to, id, status, td__error_text());
+        td__call_fail(agent, to, begun.id, status, td__error_text());
         td_fail(status, "%s: %s(): %s", call, function, td__error_text());
-        td_future_release(future);
-        future = NULL;
+        td_future_release(begun.future);
+        begun.future = NULL;
     } else if (link) {
         td__link_send(link, message);
     } else {
         td__agent_send(agent, to, message);
     }
-    if (link)
-        td__link_release(link);
-    return future;
+    td__link_release(link);
+    return begun.future;
 }
 
 /* Starts a call to the worker of a name; one reference. */

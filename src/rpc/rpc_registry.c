@@ -25,6 +25,14 @@ struct td__rpc_class_entry {
 /* Functions, and the constructors of classes, by name. */
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct td__map functions;
+static atomic_uint removals;
+
+/* The function that this thread has called last, with a reference: it is likely to call it again, and then needs neither
+ * the lock nor the map. */
+static _Thread_local struct {
+    struct td__function_entry *entry;
+    unsigned removals; /* when it was found */
+} last;
 
 /* ---- Entries --------------------------------------------------------------------------------- */
 
@@ -39,8 +47,39 @@ void td__function_release(struct td__function_entry *entry)
     free(entry);
 }
 
+void td__function_keep(struct td__function_entry *entry)
+{
+    if (!entry || entry->is_method)
+        return;
+    td__function_release(last.entry);
+    last.entry = entry;
+}
+
+void td__function_end_thread(void)
+{
+    td__function_release(last.entry);
+    last.entry = NULL;
+}
+
+/* Its reference passes to the caller. */
+static struct td__function_entry *take_last(const char *name, size_t size)
+{
+    struct td__function_entry *entry = last.entry;
+    unsigned now = atomic_load_explicit(&removals, memory_order_acquire);
+    bool valid = entry && last.removals == now && entry->by_name.key_size == size &&
+                 !memcmp(entry->by_name.key, name, size);
+    last.removals = now;
+    if (!valid)
+        td__function_end_thread();
+    last.entry = NULL;
+    return valid ? entry : NULL;
+}
+
 struct td__function_entry *td__function_find(const char *name, size_t size)
 {
+    struct td__function_entry *kept = take_last(name, size);
+    if (kept)
+        return kept;
     pthread_rwlock_rdlock(&lock);
     struct td__map_node *node = td__map_find(&functions, name, size);
     struct td__function_entry *entry = node
@@ -141,6 +180,7 @@ td_status td_rpc_unregister(const char *name)
     struct td__map_node *node = td__map_find(&functions, name, strlen(name));
     if (node)
         td__map_remove(&functions, node);
+    atomic_fetch_add(&removals, 1);
     pthread_rwlock_unlock(&lock);
     if (!node)
         return td_fail(TD_ERR_INVALID, "td_rpc_unregister: there is no function or class \"%s\"",

@@ -32,6 +32,10 @@ struct td__function_entry *td__function_find(const char *name, size_t size);
 struct td__function_entry *td__method_find(struct td__rpc_class_entry *owner, const char *name);
 void td__function_release(struct td__function_entry *entry);
 
+/** Takes over the reference, for the next td__function_find() of this thread, until td__function_end_thread(). */
+void td__function_keep(struct td__function_entry *entry);
+void td__function_end_thread(void);
+
 /** A call of it took so long. */
 void td__function_took(struct td__function_entry *entry, int64_t ns);
 

@@ -59,7 +59,7 @@ static struct td__rref_entry *add_entry(struct td__rpc_agent *agent, uint64_t id
     entry->id = id;
     entry->node.key = (const char *)&entry->id;
     entry->node.key_size = sizeof entry->id;
-    entry->future = td__future_create(NULL, 0, TD__NEVER);
+    entry->future = td__future_create(NULL, 0, TD__NEVER, 1);
     if (entry->future && td__map_insert(&agent->rref_entries, &entry->node)) {
         fail_if_gone(agent, entry);
         return entry;
@@ -250,7 +250,7 @@ static void end_use(td_future *done, void *arg)
 static td_future *start_use(struct td__rpc_agent *agent, struct td__rref_entry *entry,
                             td_future *value)
 {
-    td_future *future = td__future_create(NULL, 0, TD__NEVER);
+    td_future *future = td__future_create(NULL, 0, TD__NEVER, 1);
     struct use *use = malloc(sizeof *use);
     if (use)
         *use = (struct use){.serial = agent->serial, .entry = entry};

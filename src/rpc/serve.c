@@ -121,7 +121,7 @@ static void queue_calls(struct td__rpc_agent *agent, struct td__incoming *incomi
             dropped = incoming;
         }
     }
-    atomic_fetch_add(&agent->activity, count);
+    td__count(&agent->served, count);
     pthread_mutex_unlock(&agent->run_lock);
     for (; dropped; dropped = next) {
         next = dropped->next;
@@ -194,8 +194,11 @@ static td_status answer_value(struct td_rpc_call *call, td_value *value)
     td_status status = message ? td__message_put(message, value) : TD_ERR_NOMEM;
     if (!status)
         status = td__message_seal(message, &header, agent->max_message);
+    struct td__rpc_link *held = td__link_held(call->from);
     if (status)
         td__message_free(message);
+    else if (held)
+        td__link_send(held, message);
     else
         td__agent_send(agent, call->from, message);
     return status;

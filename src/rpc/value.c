@@ -76,8 +76,7 @@ static void destroy(td_value *value)
 /* Lists are nested at most TD_VALUE_MAX_DEPTH deep, so the recursion is bounded. */
 void td_value_release(td_value *value)
 {
-    if (value && !is_constant(value) &&
-        atomic_fetch_sub_explicit(&value->owners, 1, memory_order_acq_rel) == 1)
+    if (value && !is_constant(value) && td__drop_owner(&value->owners))
         destroy(value);
 }
 

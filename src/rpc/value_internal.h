@@ -36,6 +36,13 @@ struct td_value {
     };
 };
 
+/** Drops a reference; true if it was the last one. A single owner needs no locked instruction: only an owner adds one. */
+static inline bool td__drop_owner(atomic_int *owners)
+{
+    return atomic_load_explicit(owners, memory_order_acquire) == 1 ||
+           atomic_fetch_sub_explicit(owners, 1, memory_order_acq_rel) == 1;
+}
+
 /* The functions below do not use scopes: the caller gets one reference. */
 
 /** A value with `more` bytes behind it. NULL without memory. */

@@ -260,6 +260,16 @@ const char *td_worker_name(int rank)
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
+/* With the lock held. Calls read both with calls_lock. */
+static void set_link(struct td__rpc_agent *agent, struct td__rpc_worker *worker,
+                     struct td__rpc_link *link, bool gone)
+{
+    pthread_mutex_lock(&agent->calls_lock);
+    worker->link = link;
+    worker->gone = gone;
+    pthread_mutex_unlock(&agent->calls_lock);
+}
+
 /* The messages that wait for a link. With the lock held. */
 static struct td__message *take_waiting(struct td__rpc_worker *worker)
 {
@@ -289,7 +299,7 @@ static void lose(struct td__rpc_agent *agent, int rank, const char *why)
     struct td__message *message = take_waiting(worker);
     if (!worker->gone)
         snprintf(worker->why, sizeof worker->why, "%s", why);
-    worker->gone = true;
+    set_link(agent, worker, worker->link, true);
     end_links(agent, rank);
     pthread_mutex_unlock(&agent->lock);
     td__messages_free(message);
@@ -411,10 +421,8 @@ void td__workers_add_link(struct td__rpc_link *link)
     if (link->local)
         td__rpc_map(agent, link->rank);
     pthread_mutex_lock(&agent->lock);
-    if (!worker->link) {
-        worker->link = link;
-        td__link_retain(link);
-    }
+    if (!worker->link)
+        set_link(agent, worker, td__link_retain(link), worker->gone);
     td__link_retain(worker->link);
     struct td__rpc_link *use = worker->link;
     struct td__message *message = take_waiting(worker), *next;
@@ -491,7 +499,7 @@ void td__agent_link_ended(struct td__rpc_link *link)
     bool used = worker->link == link;
     unsigned links = used ? atomic_fetch_add(&worker->ended, 1) : UINT_MAX;
     if (used)
-        worker->link = NULL;
+        set_link(agent, worker, NULL, worker->gone);
     pthread_mutex_unlock(&agent->lock);
     struct td__message *message, *next;
     if (td__link_close(link, &message))
