@@ -59,7 +59,7 @@ static void wake(struct td__rpc_link *link)
 {
     uint64_t one = 1;
     if (atomic_load_explicit(&link->control->awake, memory_order_relaxed) ||
-        atomic_exchange(&link->control->rung, 1))
+        atomic_exchange(&link->control->rung, (uint32_t)sched_getcpu() + 1))
         return;
     td__io_rang = write(link->event, &one, sizeof one) > 0; /* else it is readable already */
 }

@@ -112,7 +112,8 @@ static bool take_lead(struct td__rpc_agent *agent, bool take_over, bool woken)
         return false;
     atomic_fetch_add_explicit(&agent->leads, 1, memory_order_relaxed);
     if (woken && !held)
-        atomic_store(&agent->control->rung, 0); /* a full barrier before the rings are read */
+        agent->rung_by = atomic_exchange(&agent->control->rung,
+                                         0); /* a full barrier before the rings are read */
     else
         announce(agent);
     if (!held)
@@ -140,10 +141,13 @@ static bool go_to_sleep(struct td__rpc_agent *agent)
 }
 
 /* Whether another process that is awake runs on this processor: it needs it, and a spin would only delay it. The kernel
- * leaves two workers on one processor for seconds where a third process keeps another one busy. */
+ * leaves two workers on one processor for seconds where a third process keeps another one busy; and it likes to run a
+ * woken thread at once, on the processor of the one that wakes it, which has not written the message yet. */
 static bool shares_processor(struct td__rpc_agent *agent)
 {
     int own = sched_getcpu() + 1;
+    if (agent->rung_by == (uint32_t)own)
+        return true;
     if (atomic_load_explicit(&agent->control->processor, memory_order_relaxed) != own)
         atomic_store_explicit(&agent->control->processor, own, memory_order_relaxed);
     for (int i = 0; i < agent->link_count && !agent->oversubscribed; i++) {
@@ -322,9 +326,10 @@ static void lead(struct td__rpc_agent *agent)
                 return;
             }
             announce(agent);
-            if (found)
+            if (found) {
                 backoff.begun = 0;
-            else if (atomic_load_explicit(&agent->pollers, memory_order_relaxed)) {
+                agent->rung_by = 0;
+            } else if (atomic_load_explicit(&agent->pollers, memory_order_relaxed)) {
                 yield_lead(agent);
                 return;
             } else if (atomic_load(&agent->stopping) || !poll_again(agent, &backoff, &polls, false))
@@ -491,9 +496,10 @@ void td__io_poll(struct td__rpc_agent *agent, const td_future *future, td__deadl
     bool rang = td__io_rang && !agent->oversubscribed;
     struct td__backoff backoff = {.yield_ns = rang ? WAKE_NS : WAIT_NS};
     td__io_rang = false;
-    if (rang)
-        start_ticking(
-            agent); /* yield_lead() needs that; now it takes no time, since the callee is being woken */
+    if (rang) { /* yield_lead() needs the timer; now it takes no time, since the callee is being woken */
+        announce(agent); /* before that: the callee need not wake another thread of this agent */
+        start_ticking(agent);
+    }
     atomic_fetch_add_explicit(&agent->pollers, 1, memory_order_relaxed);
     while (!td__future_is_complete(future)) {
         bool ran = atomic_load(&agent->lead) == (this_thread() | RUNS);

@@ -34,9 +34,10 @@
 /** A page that the workers of one host see: whether the agent reads its rings, or is to be woken. The first line is
  *  read for every message, and seldom written. */
 struct td__rpc_control {
-    _Atomic uint32_t awake;             /* a thread reads the rings */
-    _Alignas(64) _Atomic uint32_t rung; /* the agent is being woken */
-    _Atomic int processor;              /* of the thread that reads, plus one; 0: not known */
+    _Atomic uint32_t awake; /* a thread reads the rings */
+    _Alignas(64) _Atomic uint32_t
+        rung;              /* the agent is being woken: by a thread on this processor, plus one */
+    _Atomic int processor; /* of the thread that reads, plus one; 0: not known */
     _Atomic uint32_t barriers; /* it sleeps after a barrier on all processors; see agent_wake.c */
 };
 
@@ -258,6 +259,7 @@ struct td__rpc_agent {
         pinned; /* this process has one processor: `control` tells which workers share it, their number does not */
     atomic_bool oversubscribed;
     bool ordered;       /* other workers' barriers order what this process writes */
+    uint32_t rung_by;   /* `rung` of the message that it was woken for; of the thread that leads */
     atomic_bool missed; /* a thread that was woken could not take the lead */
     atomic_bool presence_changed;
     atomic_int pollers;            /* threads that wait for a future, and poll */
