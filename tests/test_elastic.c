@@ -1,4 +1,5 @@
 /* Elastic training: the same weights whoever dies. */
+#include "elastic_training.h"
 #include "runner.h"
 #include "toy_device.h"
 #include "ways.h"
@@ -13,136 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
-
-enum { SLICES = 8, EACH = 3, IN = 17, WIDE = 40, OUT = 6, SAMPLES = 100, STEPS = 12 };
-
-/* ---- What is trained --------------------------------------------------------------------------------------------- */
-
-static float number(unsigned *state)
-{
-    *state = *state * 1664525u + 1013904223u;
-    return (float)(*state >> 8) / (float)(1 << 24) - 0.5f;
-}
-
-static td_dataset *make_dataset(void)
-{
-    TD_SCOPE;
-    unsigned state = 77;
-    td_tensor *x = td_empty(SHAPE(SAMPLES, IN), TD_F32, NULL);
-    td_tensor *y = td_empty(SHAPE(SAMPLES), TD_I64, NULL);
-    CHECK(x && y);
-    for (int i = 0; i < SAMPLES * IN; i++)
-        ((float *)td_tensor_data(x))[i] = number(&state);
-    for (int i = 0; i < SAMPLES; i++)
-        ((int64_t *)td_tensor_data(y))[i] = i % OUT;
-    return td_tensor_dataset(x, y);
-}
-
-static td_module *make_net(uint64_t seed)
-{
-    td_manual_seed(seed);
-    return td_sequential(td_linear(IN, WIDE), td_batch_norm1d(WIDE), td_relu(), td_dropout(0.3),
-                         td_linear(WIDE, WIDE), td_relu(), td_linear(WIDE, OUT), NULL);
-}
-
-static uint64_t digest(td_state *state, uint64_t hash)
-{
-    CHECK(state != NULL);
-    for (int i = 0; i < td_state_count(state); i++) {
-        TD_SCOPE;
-        td_tensor *tensor = td_tensor_to(td_state_tensor(state, i), td_device_get("cpu"));
-        hash = td__bit_hash(td_tensor_data(tensor), td_tensor_nbytes(tensor), hash);
-    }
-    td_state_destroy(state);
-    return hash;
-}
-
-struct outcome {
-    uint64_t weights;
-    double loss;
-    td_elastic_stats stats;
-    td_status status;
-    int ranks;
-};
-
-/* What a training differs in. */
-struct plan {
-    int64_t steps;
-    uint64_t seed; /* of the initial weights */
-    td_elastic_options options;
-    td_elastic_slice_fn slice;
-    const char *device; /* NULL: the host */
-    bool twice;         /* in two calls */
-};
-
-static td_status pass(td_elastic_slice *slice, void *arg)
-{
-    const struct plan *plan = arg;
-    td_device *device = td_device_get(plan->device ? plan->device : "cpu");
-    td_tensor *loss = td_cross_entropy(
-        td_forward(slice->model, td_tensor_to(slice->batch.input, device)),
-        td_tensor_to(slice->batch.target, device));
-    if (!loss)
-        return td_last_status();
-    slice->loss = td_item(loss);
-    return td_backward(loss);
-}
-
-/* Trains on a group until `steps` are done. */
-static struct outcome train(const struct plan *plan, td_group *group)
-{
-    td_dataset *dataset = make_dataset();
-    td_module *net = make_net(plan->seed ? plan->seed : 5);
-    if (plan->device)
-        CHECK_OK(td_module_to(net, td_device_get(plan->device)));
-    td_optimizer *adam = td_adam(net, &(td_adam_options){.lr = 0.01});
-    td_schedule *cosine = td_cosine_schedule(adam, 30, 0.0001);
-    td_elastic_options options = plan->options;
-    options.training = (td_training){.model = net, .optimizer = adam, .schedule = cosine};
-    options.group = group;
-    options.dataset = dataset;
-    options.slices = SLICES;
-    options.slice_size = EACH;
-    options.seed = 9;
-    options.clip_norm = 0.7;
-    options.bucket_cap_mb = 0.005;
-    td_elastic *elastic = td_elastic_create(&options);
-    CHECK(elastic != NULL);
-    struct outcome outcome = {0};
-    int64_t steps = plan->steps ? plan->steps : STEPS;
-    td_elastic_slice_fn slice = plan->slice ? plan->slice : pass;
-    if (plan->twice)
-        CHECK_OK(td_elastic_run(elastic, steps / 2, slice, (void *)plan));
-    outcome.status = td_elastic_run(elastic, steps, slice, (void *)plan);
-    outcome.ranks = td_elastic_world(elastic);
-    CHECK_OK(td_elastic_get_stats(elastic, &outcome.stats));
-    outcome.loss = outcome.stats.loss;
-    outcome.weights = digest(td_module_parameters(td_elastic_model(elastic)), 0);
-    outcome.weights = digest(td_module_buffers(td_elastic_model(elastic)), outcome.weights);
-    td_schedule_destroy(cosine);
-    td_elastic_destroy(elastic);
-    td_optimizer_destroy(adam);
-    td_dataset_release(dataset);
-    return outcome;
-}
-
-/* The result of this process alone. */
-static struct outcome train_alone(const struct plan *plan)
-{
-    int self = td_get_rank(NULL);
-    td_group *alone;
-    td_status (*probe)(const char *, td_elastic *) = td__elastic_probe;
-    td__elastic_probe = NULL;
-    CHECK_OK(td_new_group(&self, 1, NULL, &alone));
-    struct plan own = {.steps = plan->steps, .seed = plan->seed, .device = plan->device};
-    struct outcome outcome = train(&own, alone);
-    CHECK_OK(outcome.status);
-    CHECK_OK(td_group_destroy(alone));
-    td__elastic_probe = probe;
-    return outcome;
-}
-
 /* ---- Nobody dies --------------------------------------------------------------------------------------------------- */
 
 /* Each step is told once, in order. */
@@ -156,7 +27,7 @@ static void count_commits(const td_elastic_event *event, void *arg)
 static void same_on_all_sizes(void)
 {
     static const int sizes[] = {1, 2, 3, 5, 8};
-    struct outcome alone = train_alone(&(struct plan){0});
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
     for (int i = 0; i < 5; i++) {
         int ranks[8] = {0, 1, 2, 3, 4, 5, 6, 7};
         td_group *group;
@@ -165,10 +36,10 @@ static void same_on_all_sizes(void)
         CHECK_OK(td_new_group(ranks, sizes[i], NULL, &group));
         if (td_test_rank() < sizes[i]) {
             int64_t committed = 0;
-            struct plan plan = {
+            struct elastic_plan plan = {
                 .options = {.check_every = 3, .on_event = count_commits, .event_arg = &committed},
                 .twice = i % 2};
-            struct outcome outcome = train(&plan, group);
+            struct elastic_outcome outcome = train(&plan, group);
             CHECK_OK(outcome.status);
             CHECK_EQ(committed, STEPS);
             CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
@@ -194,95 +65,12 @@ RANKS(undisturbed_over_tcp, .ranks = 5, .deadline_s = 60)
 
 /* ---- Ranks die -------------------------------------------------------------------------------------------------------- */
 
-/* A rank that kills itself at a moment of a step, the first time that it is there, or at any time. */
-struct death {
-    int rank;
-    const char *moment; /* NULL: `us` microseconds after the beginning of the step */
-    int64_t step;
-    int us;
-};
-
-static const struct death *deaths;
-static int death_count;
-
-static void *die_later(void *arg)
-{
-    usleep((useconds_t)(uintptr_t)arg);
-    kill(getpid(), SIGKILL);
-    return NULL;
-}
-
-static td_status die(const char *moment, td_elastic *elastic)
-{
-    for (int i = 0; i < death_count; i++) {
-        const struct death *death = &deaths[i];
-        if (death->rank != td_test_rank() || td_elastic_step(elastic) != death->step)
-            continue;
-        if (death->moment && !strcmp(moment, death->moment))
-            kill(getpid(), SIGKILL);
-        pthread_t thread;
-        static bool armed;
-        if (!death->moment && !armed && !strcmp(moment, "fetch")) {
-            armed = true;
-            CHECK(!pthread_create(&thread, NULL, die_later, (void *)(uintptr_t)death->us));
-        }
-    }
-    return TD_OK;
-}
-
-/* Trains on all ranks, of which some die, and compares with this process alone. */
-static struct outcome survive(const struct plan *plan, const struct death *who, int count)
-{
-    deaths = who;
-    death_count = count;
-    struct outcome alone = train_alone(plan);
-    td_test_barrier();
-    td__elastic_probe = die;
-    struct outcome outcome = train(plan, NULL);
-    td__elastic_probe = NULL;
-    CHECK_OK(outcome.status);
-    CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
-    return outcome;
-}
-
-/* The record has each slice of each step once, and the samples are those of the epoch. */
-static void check_record(const char *path, int64_t steps)
-{
-    static char seen[1000][SLICES];
-    FILE *file = fopen(path, "r");
-    CHECK(file != NULL && steps < 1000);
-    char line[400];
-    int64_t lines = 0;
-    memset(seen, 0, sizeof seen);
-    while (fgets(line, sizeof line, file)) {
-        long long step, epoch;
-        int slice, rank, length, index[EACH];
-        CHECK(sscanf(line, "step %lld slice %d rank %d epoch %lld:%n", &step, &slice, &rank, &epoch,
-                     &length) == 4);
-        CHECK(sscanf(line + length, "%d %d %d", &index[0], &index[1], &index[2]) == 3);
-        CHECK(step >= 0 && step < steps && slice >= 0 && slice < SLICES && !seen[step][slice]);
-        seen[step][slice] = 1;
-        lines++;
-        CHECK_EQ(epoch, step / 5);
-    }
-    CHECK_EQ(lines, steps * SLICES);
-    fclose(file);
-}
-
-static void survive_with_record(const struct death *who, int count)
-{
-    char path[300];
-    snprintf(path, sizeof path, "%s/record", td_test_temp_dir());
-    survive(&(struct plan){.options.audit = path}, who, count);
-    check_record(path, STEPS);
-}
-
 #define DIES(id, hosts_of, ...)                                                                    \
     RANKS(id, .ranks = 4, .may_die = 0xf, .deadline_s = 30)                                        \
     {                                                                                              \
         static const struct death who[] = {__VA_ARGS__};                                           \
         open_world(hosts_of, 0);                                                                   \
-        survive_with_record(who, sizeof who / sizeof *who);                                        \
+        survive_with_record(&(struct elastic_plan){0}, who, sizeof who / sizeof *who);             \
         CHECK_OK(td_destroy_process_group());                                                      \
     }
 
@@ -317,11 +105,11 @@ static td_status lose_result(const char *moment, td_elastic *elastic)
 RANKS(rolls_forward, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));
-    struct outcome alone = train_alone(&(struct plan){0});
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
     char path[300];
     snprintf(path, sizeof path, "%s/record", td_test_temp_dir());
     td__elastic_probe = lose_result;
-    struct outcome outcome = train(&(struct plan){.options.audit = path}, NULL);
+    struct elastic_outcome outcome = train(&(struct elastic_plan){.options.audit = path}, NULL);
     td__elastic_probe = NULL;
     CHECK_OK(outcome.status);
     CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
@@ -351,11 +139,11 @@ static td_status loop_for_ever(td_elastic_slice *slice, void *arg)
     return pass(slice, arg);
 }
 
-static void go_on_without(const struct plan *plan)
+static void go_on_without(const struct elastic_plan *plan)
 {
-    struct outcome alone = train_alone(plan);
+    struct elastic_outcome alone = train_alone(plan);
     td_test_barrier();
-    struct outcome outcome = train(plan, NULL);
+    struct elastic_outcome outcome = train(plan, NULL);
     CHECK_OK(outcome.status);
     CHECK(outcome.weights == alone.weights && outcome.ranks == 3 && outcome.stats.deaths == 1);
     CHECK_OK(td_destroy_process_group());
@@ -364,13 +152,13 @@ static void go_on_without(const struct plan *plan)
 RANKS(stopped, .ranks = 4, .may_die = 4, .deadline_s = 60)
 {
     CHECK_OK(td_init_process_group(NULL));
-    go_on_without(&(struct plan){.slice = stand_still, .options.heartbeat_ms = 500});
+    go_on_without(&(struct elastic_plan){.slice = stand_still, .options.heartbeat_ms = 500});
 }
 
 RANKS(endless_loop, .ranks = 4, .may_die = 4, .deadline_s = 60)
 {
     CHECK_OK(td_init_process_group(NULL));
-    go_on_without(&(struct plan){.slice = loop_for_ever, .options.step_timeout_ms = 700});
+    go_on_without(&(struct elastic_plan){.slice = loop_for_ever, .options.step_timeout_ms = 700});
 }
 
 /* One dies while another one is in an endless loop: the others wait for that one in td_group_shrink(). */
@@ -384,10 +172,10 @@ static td_status loop_and_die(td_elastic_slice *slice, void *arg)
 RANKS(endless_loop_in_shrink, .ranks = 4, .may_die = 6, .deadline_s = 60)
 {
     CHECK_OK(td_init_process_group(NULL));
-    struct plan plan = {.slice = loop_and_die, .options.step_timeout_ms = 700};
-    struct outcome alone = train_alone(&(struct plan){0});
+    struct elastic_plan plan = {.slice = loop_and_die, .options.step_timeout_ms = 700};
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
     td_test_barrier();
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_outcome outcome = train(&plan, NULL);
     CHECK_OK(outcome.status);
     CHECK(outcome.weights == alone.weights && outcome.ranks == 2);
     CHECK_OK(td_destroy_process_group());
@@ -407,10 +195,10 @@ static td_status sleep_long(td_elastic_slice *slice, void *arg)
 RANKS(returned_zombie, .ranks = 4, .deadline_s = 60)
 {
     open_world(&tcp, 0);
-    struct plan plan = {.slice = sleep_long, .options.step_timeout_ms = 700};
-    struct outcome alone = train_alone(&(struct plan){0});
+    struct elastic_plan plan = {.slice = sleep_long, .options.step_timeout_ms = 700};
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
     td_test_barrier();
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_outcome outcome = train(&plan, NULL);
     if (td_test_rank() == 2) {
         CHECK_EQ(outcome.status, TD_ERR_STATE);
         CHECK_CONTAINS(td_last_error(), "excluded");
@@ -441,12 +229,12 @@ static td_status flip(const char *moment, td_elastic *elastic)
 
 static void notice_flip(td_elastic_policy policy)
 {
-    struct plan plan = {.options.check_every = 1, .options.mismatch = policy};
-    struct outcome alone = train_alone(&(struct plan){0});
+    struct elastic_plan plan = {.options.check_every = 1, .options.mismatch = policy};
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
     bool two = td_test_size() == 2;
     td_test_barrier();
     td__elastic_probe = flip;
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_outcome outcome = train(&plan, NULL);
     td__elastic_probe = NULL;
     if (policy == TD_ELASTIC_REPORT || td_test_rank() == 1 || two) {
         CHECK_EQ(outcome.status, TD_ERR_MISMATCH);
@@ -503,11 +291,12 @@ static td_status set_pace(const char *moment, td_elastic *elastic)
 static void notice_straggler(td_elastic_policy policy)
 {
     CHECK_OK(td_init_process_group(NULL));
-    struct plan plan = {.steps = 30, .options = {.straggler = policy, .on_event = count_reports}};
-    struct outcome alone = train_alone(&plan);
+    struct elastic_plan plan = {.steps = 30,
+                                .options = {.straggler = policy, .on_event = count_reports}};
+    struct elastic_outcome alone = train_alone(&plan);
     td_test_barrier();
     td__elastic_probe = set_pace;
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_outcome outcome = train(&plan, NULL);
     td__elastic_probe = NULL;
     CHECK_EQ(reports, 1);
     if (policy == TD_ELASTIC_EXCLUDE && td_test_rank() == 1) {
@@ -537,12 +326,13 @@ RANKS(straggler_is_excluded, .ranks = 3)
 static void catch_up(const struct way *way, const struct death *who, int count)
 {
     open_world(way, 0);
-    struct outcome alone = train_alone(&(struct plan){.seed = 5});
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){.seed = 5});
     deaths = who;
     death_count = count;
     td_test_barrier();
     td__elastic_probe = die;
-    struct outcome outcome = train(&(struct plan){.seed = 5 + (uint64_t)td_test_rank()}, NULL);
+    struct elastic_outcome outcome = train(
+        &(struct elastic_plan){.seed = 5 + (uint64_t)td_test_rank()}, NULL);
     td__elastic_probe = NULL;
     CHECK_OK(outcome.status);
     CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
@@ -594,16 +384,17 @@ static void join(const struct way *way, const struct death *who, int count, int 
         setenv("LOCAL_WORLD_SIZE", "3", 1);
     }
     CHECK_OK(td_init_process_group(NULL));
-    struct outcome alone = joins ? (struct outcome){0} : train_alone(&(struct plan){0});
+    struct elastic_outcome alone = joins ? (struct elastic_outcome){0}
+                                         : train_alone(&(struct elastic_plan){0});
     deaths = who;
     death_count = count;
     td__elastic_probe = await_newcomer;
-    struct outcome outcome = train(&(struct plan){.seed = joins ? 31 : 5}, NULL);
+    struct elastic_outcome outcome = train(&(struct elastic_plan){.seed = joins ? 31 : 5}, NULL);
     td__elastic_probe = NULL;
     CHECK_OK(outcome.status);
     if (joins) {
         CHECK(outcome.stats.steps < STEPS && outcome.stats.steps > 0);
-        alone = train_alone(&(struct plan){0});
+        alone = train_alone(&(struct elastic_plan){0});
     }
     CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
     CHECK_EQ(outcome.ranks, left);
@@ -647,14 +438,14 @@ RANKS(on_device, .ranks = 4, .may_die = 2, .deadline_s = 60)
     CHECK_OK(toy_register());
     toy_set_delay(10);
     CHECK_OK(td_init_process_group(NULL));
-    struct plan plan = {.seed = 5, .device = "toy:0", .options.check_every = 2};
-    struct outcome alone = train_alone(&plan);
+    struct elastic_plan plan = {.seed = 5, .device = "toy:0", .options.check_every = 2};
+    struct elastic_outcome alone = train_alone(&plan);
     deaths = who;
     death_count = 1;
     td_test_barrier();
     plan.seed = td_test_rank() == 2 ? 6 : 5;
     td__elastic_probe = die;
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_outcome outcome = train(&plan, NULL);
     td__elastic_probe = NULL;
     CHECK_OK(outcome.status);
     CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss && outcome.ranks == 3);
@@ -675,11 +466,12 @@ RANKS(too_few, .ranks = 2, .may_die = 2)
 {
     char path[300];
     CHECK_OK(td_init_process_group(NULL));
-    struct outcome alone = train_alone(&(struct plan){0});
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
     snprintf(path, sizeof path, "%s/checkpoints", td_test_temp_dir());
     setenv("TD_TEST_DIES", "1", 1);
-    struct plan plan = {.slice = die_in_fifth, .options = {.min_ranks = 2, .checkpoint = path}};
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_plan plan = {.slice = die_in_fifth,
+                                .options = {.min_ranks = 2, .checkpoint = path}};
+    struct elastic_outcome outcome = train(&plan, NULL);
     CHECK_EQ(outcome.status, TD_ERR_PEER);
     CHECK_CONTAINS(td_last_error(), "1 of 2 ranks are left after step 5, and the training needs 2");
     CHECK(!td_is_initialized());
@@ -700,7 +492,8 @@ RANKS(no_majority, .ranks = 4, .may_die = 3)
     deaths = who;
     death_count = 2;
     td__elastic_probe = die;
-    struct outcome outcome = train(&(struct plan){.options.need_majority = true}, NULL);
+    struct elastic_outcome outcome = train(&(struct elastic_plan){.options.need_majority = true},
+                                           NULL);
     if (outcome.status) { /* where both have died before the survivors shrank the group */
         CHECK_EQ(outcome.status, TD_ERR_PEER);
         CHECK_CONTAINS(td_last_error(), "no majority");
@@ -723,11 +516,11 @@ RANKS(stops_on_signal, .ranks = 3)
     char path[300];
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_stop_on_signals(NULL, 0));
-    struct outcome alone = train_alone(&(struct plan){.steps = 6});
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){.steps = 6});
     snprintf(path, sizeof path, "%s/checkpoints", td_test_temp_dir());
-    struct plan plan = {.slice = stop_in_fifth,
-                        .options = {.checkpoint = path, .checkpoint_every = 4}};
-    struct outcome outcome = train(&plan, NULL);
+    struct elastic_plan plan = {.slice = stop_in_fifth,
+                                .options = {.checkpoint = path, .checkpoint_every = 4}};
+    struct elastic_outcome outcome = train(&plan, NULL);
     CHECK_OK(outcome.status);
     CHECK(outcome.stats.steps == 6 && outcome.weights == alone.weights);
     td_test_barrier();
@@ -747,8 +540,8 @@ static td_status fail_in_fifth(td_elastic_slice *slice, void *arg)
 RANKS(own_failure, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));
-    struct outcome alone = train_alone(&(struct plan){0});
-    struct outcome outcome = train(&(struct plan){.slice = fail_in_fifth}, NULL);
+    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
+    struct elastic_outcome outcome = train(&(struct elastic_plan){.slice = fail_in_fifth}, NULL);
     if (td_test_rank() == 0) {
         CHECK_EQ(outcome.status, TD_ERR_NOMEM);
         CHECK_CONTAINS(td_last_error(), "the test has no memory");
@@ -871,17 +664,12 @@ RANKS(plain_memory, .ranks = 4, .may_die = 2)
 static void random_deaths(const struct way *way, unsigned seed)
 {
     struct death who[3];
-    unsigned state = seed * 7919 + 13;
-    int count = 1 + (int)((number(&state) + 0.5f) * 3);
-    for (int i = 0; i < count; i++)
-        who[i] = (struct death){.rank = (int)((number(&state) + 0.5f) * 4),
-                                .step = (int64_t)((number(&state) + 0.5f) * STEPS),
-                                .us = (int)((number(&state) + 0.5f) * 3000)};
-    if (count == 3) /* one is left */
-        for (int i = 0; i < 3; i++)
-            who[i].rank = (who[0].rank + i) % 4;
+    int count = draw_deaths(seed, who);
     open_world(way, 0);
-    survive_with_record(who, count);
+    char path[300];
+    struct elastic_plan plan = {.options = {.checkpoint = path, .checkpoint_every = 2}};
+    snprintf(path, sizeof path, "%s/checkpoints", td_test_temp_dir());
+    CHECK_OK(survive_with_record(&plan, who, count).status);
     CHECK_OK(td_destroy_process_group());
 }
 

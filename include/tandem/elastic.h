@@ -25,6 +25,7 @@
 
 #include <tandem/checkpoint.h>
 #include <tandem/data.h>
+#include <tandem/fsdp.h>
 #include <tandem/parallel.h>
 
 #ifdef __cplusplus
@@ -101,6 +102,10 @@ typedef struct td_elastic_options {
     td_training training;
     /* Instead of a model; it is copied. Then `update` is required. */
     const td_elastic_memory *memory;
+    /* Of a model whose shards the ranks divide among them, as td_fsdp() does, which td_elastic_create() calls; NULL: every rank
+     * has the whole model. `group` and `slices` of it must be 0. TD_FULL_SHARD and TD_SHARD_GRAD_OP, on the host, without
+     * offload; the training needs an optimizer, made before, of the module. What it points to need not outlive the call. */
+    const td_fsdp_options *fsdp;
     /* Instead of the steps of scaler, optimizer and schedule, when the gradients are the averages over all slices: the same
      * deterministic change on every rank, all or nothing. NULL: those steps. */
     td_status (*update)(int64_t step, void *arg);

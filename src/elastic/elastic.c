@@ -59,11 +59,12 @@ void td__elastic_tell(td_elastic *elastic, td_elastic_event event)
 /* All have committed what was to be committed. A rank that fails here was left alone by ranks that had passed: it is done. */
 static td_status part(td_elastic *elastic)
 {
-    bool saved = elastic->saved == td__elastic_committed(elastic);
-    td_status status = saved ? TD_OK : td__elastic_save(elastic);
-    if (!status)
-        status = td_group_barrier(elastic->all, NULL);
-    return status;
+    if (elastic->saved != td__elastic_committed(elastic))
+        TD_TRY(td__elastic_save(elastic));
+    if (elastic->replica->ops->kept)
+        TD_TRY(elastic->replica->ops->kept(elastic->replica));
+    TD_TRY(td_group_barrier(elastic->all, NULL));
+    return td__elastic_settle(elastic);
 }
 
 static bool is_over(const td_elastic *elastic, int64_t steps)
@@ -91,6 +92,8 @@ static td_status advance(td_elastic *elastic, int64_t steps, bool *begun, bool *
     }
     if (*begun)
         TD_TRY(part(elastic));
+    else
+        TD_TRY(td__group_state(elastic->all)); /* a rank has died between two calls */
     *done = true;
     return TD_OK;
 }
@@ -101,7 +104,7 @@ static td_status run(td_elastic *elastic, int64_t steps)
     td_status status = TD_OK;
     while (!status && !done) {
         status = advance(elastic, steps, &begun, &done);
-        if (!td__elastic_is_loss(status))
+        if (!td__elastic_is_loss(status) || elastic->hopeless)
             continue;
         td_log(TD_LOG_INFO, "td_elastic: %s", td__error_text());
         elastic->failed_ns = elastic->failed_ns ? elastic->failed_ns : td__now_ns();
@@ -117,7 +120,8 @@ static void give_up(td_elastic *elastic, td_status status)
     td__error_save(&error);
     td__catch_up_end(elastic);
     /* Too few ranks are left, and they have the state: it is not lost. */
-    if (status == TD_ERR_PEER && elastic->established && !td__group_state(elastic->all))
+    if (status == TD_ERR_PEER && elastic->established && elastic->entered &&
+        !td__group_state(elastic->all))
         td__elastic_save(elastic);
     if (elastic->replica && !elastic->ready)
         elastic->replica->ops->undo(elastic->replica);
@@ -199,6 +203,8 @@ static td_status check_options(const td_elastic_options *options)
                        "%s: either training.model or `memory` is what is trained, and one of them "
                        "must be set",
                        call);
+    if (options->fsdp && options->memory)
+        return td_fail(TD_ERR_INVALID, "%s: `fsdp` is for a module, not for plain memory", call);
     if (training->sampler || training->epoch || training->step)
         return td_fail(TD_ERR_INVALID,
                        "%s: training.sampler, epoch and step must be 0: the step decides on the "
@@ -265,8 +271,9 @@ static td_status fill(td_elastic *elastic)
         TD_TRY(td__audit_open(audit, &elastic->audit));
     if (options->dataset)
         TD_TRY(td__samples_make(elastic, &elastic->samples));
-    td_status status = options->training.model ? td__module_replica(elastic, &elastic->replica)
-                                               : td__memory_replica(elastic, &elastic->replica);
+    td_status status = options->fsdp             ? td__sharded_replica(elastic, &elastic->replica)
+                       : options->training.model ? td__module_replica(elastic, &elastic->replica)
+                                                 : td__memory_replica(elastic, &elastic->replica);
     options->memory = NULL; /* the caller's */
     return status;
 }
@@ -326,7 +333,7 @@ void td_elastic_destroy(td_elastic *elastic)
 
 int64_t td_elastic_step(const td_elastic *elastic)
 {
-    return elastic ? td__elastic_committed(elastic) : -1;
+    return elastic ? atomic_load(&((td_elastic *)elastic)->settled) : -1;
 }
 
 int td_elastic_world(const td_elastic *elastic)

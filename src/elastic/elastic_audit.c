@@ -3,10 +3,10 @@
  *     step 17 slice 3 rank 1 epoch 0: 4711 812 90 …
  *
  * Each committed step must be there once, whoever dies. The first of the ranks that compute writes the lines of a step when it
- * has committed it, and before it computes the next one. It may die before that, or after; so the rank that is the first one
- * then reads the end of the file, and writes the last committed step if that is missing. No other can be: nobody has the
- * outcome of the next step before the dead rank has computed its part of it. What a rank that died in the middle of a write
- * has left is cut off. */
+ * is settled, and before the next one is. It may die before that, or after; so the rank that is the first one then reads the
+ * end of the file, and writes the last settled step if that is missing. No other can be: nobody has the outcome of the next
+ * step before the dead rank has computed its part of it. Where a state is divided, a step is settled when the next one is
+ * computed, and two can be missing. What a rank that died in the middle of a write has left is cut off. */
 #include "base/fail.h"
 #include "elastic/elastic_internal.h"
 
@@ -19,15 +19,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Who has computed the slices of a step. */
+struct owners {
+    int64_t step; /* -1: none */
+    int *ranks, count;
+};
+
+enum { STEPS_KNOWN = 2 };
+
 struct td__audit {
     char *path;
     int fd;
-    bool looked;  /* at the end of the file, since the ranks have changed */
-    int64_t last; /* the last step in it */
-    int *owners;  /* who has computed the slices of `computed` */
-    int owner_count;
-    int64_t computed;
-    char *text; /* room for the lines of a step */
+    bool looked;                      /* at the end of the file, since the ranks have changed */
+    int64_t last;                     /* the last step in it */
+    struct owners known[STEPS_KNOWN]; /* by step modulo their number */
+    char *text;                       /* room for the lines of a step */
     size_t room;
 };
 
@@ -46,7 +52,8 @@ td_status td__audit_open(const char *path, struct td__audit **audit_out)
         free(audit);
         return TD_ERR_SYSTEM;
     }
-    audit->computed = -1;
+    for (int i = 0; i < STEPS_KNOWN; i++)
+        audit->known[i].step = -1;
     *audit_out = audit;
     return TD_OK;
 }
@@ -58,7 +65,8 @@ void td__audit_close(struct td__audit *audit)
     close(audit->fd);
     free(audit->path);
     free(audit->text);
-    free(audit->owners);
+    for (int i = 0; i < STEPS_KNOWN; i++)
+        free(audit->known[i].ranks);
     free(audit);
 }
 
@@ -120,21 +128,22 @@ td_status td__audit_computed(td_elastic *elastic, int64_t step)
     struct td__audit *audit = elastic->audit;
     if (!audit)
         return TD_OK;
-    if (audit->owner_count != elastic->slices) {
-        int *owners = realloc(audit->owners, (size_t)elastic->slices * sizeof *owners);
-        if (!owners)
+    struct owners *owners = &audit->known[step % STEPS_KNOWN];
+    if (owners->count != elastic->slices) {
+        int *ranks = realloc(owners->ranks, (size_t)elastic->slices * sizeof *ranks);
+        if (!ranks)
             return td__fail_nomem("td_elastic: the record");
-        audit->owners = owners;
-        audit->owner_count = elastic->slices;
+        owners->ranks = ranks;
+        owners->count = elastic->slices;
     }
     for (int r = 0, active = 0; r < elastic->size; r++) {
         if (!elastic->active_ranks[r])
             continue;
-        struct td__slice_range share = td__elastic_share(elastic, active++);
-        for (int k = share.first; k < share.first + share.count; k++)
-            audit->owners[k] = elastic->ranks[r];
+        struct td__elastic_share share = td__elastic_share(elastic, active++);
+        for (int i = 0; i < share.count; i++)
+            owners->ranks[share.first + i * share.stride] = elastic->ranks[r];
     }
-    audit->computed = step;
+    owners->step = step;
     return TD_OK;
 }
 
@@ -155,9 +164,9 @@ static td_status describe(td_elastic *elastic, int64_t step, size_t *length)
     }
     *length = 0;
     for (int k = 0; k < elastic->slices; k++) {
-        *length += (size_t)sprintf(audit->text + *length,
-                                   "step %" PRId64 " slice %d rank %d epoch %" PRId64 ":", step, k,
-                                   audit->owners[k], td__samples_epoch(elastic, step));
+        *length += (size_t)sprintf(
+            audit->text + *length, "step %" PRId64 " slice %d rank %d epoch %" PRId64 ":", step, k,
+            audit->known[step % STEPS_KNOWN].ranks[k], td__samples_epoch(elastic, step));
         for (int64_t i = 0; i < size; i++)
             *length += (size_t)sprintf(audit->text + *length, " %" PRId64, indices[k * size + i]);
         audit->text[(*length)++] = '\n';
@@ -184,12 +193,18 @@ static td_status write_step(td_elastic *elastic, int64_t step)
 td_status td__audit_committed(td_elastic *elastic)
 {
     struct td__audit *audit = elastic->audit;
-    int64_t step = td__elastic_committed(elastic) - 1;
-    if (!audit || elastic->active_rank != 0 || audit->computed != step)
+    int64_t settled = atomic_load(&elastic->settled);
+    if (!audit || elastic->active_rank != 0)
         return TD_OK;
-    if (!audit->looked)
-        TD_TRY(look(audit, elastic->slices));
-    return step > audit->last ? write_step(elastic, step) : TD_OK;
+    for (int64_t step = settled - STEPS_KNOWN; step < settled; step++) {
+        if (step < 0 || audit->known[step % STEPS_KNOWN].step != step)
+            continue;
+        if (!audit->looked)
+            TD_TRY(look(audit, elastic->slices));
+        if (step > audit->last)
+            TD_TRY(write_step(elastic, step));
+    }
+    return TD_OK;
 }
 
 td_status td__audit_regroup(td_elastic *elastic)

@@ -13,7 +13,7 @@
 
 enum { TD__ELASTIC_MOST_SLICES = 4096 };
 
-/* ---- What is trained: a replica (elastic_module.c, elastic_memory.c) ----------------------------------------- */
+/* ---- What is trained: a replica (elastic_module.c, elastic_memory.c), or shards (elastic_sharded.c) ------------- */
 
 /* Memory that other ranks get: a tensor of any device, or plain memory of the host. */
 struct td__elastic_replica_piece {
@@ -35,10 +35,20 @@ enum td__elastic_replica_part {
 };
 
 /* A replica has the state of the training, and at the end of a step what the next state is made of. Between the two nothing
- * of the state is written. A sharded model would be another kind: its state, its outcome and its hashes are of its shard, and
- * `bind` cuts anew. */
+ * of the state is written.
+ *
+ * Where each rank has a part of one state, no rank can roll forward for another one: the ranks go back to the newest state of
+ * which copies are left. Such a kind has `keep`, `kept` and `restore`, and needs no bind, list, put of other parts than
+ * TD__PIECES_WEIGHTS, take and filled. */
 struct td__elastic_replica {
     const struct td__elastic_replica_ops *ops;
+};
+
+/* From where a divided state comes. */
+struct td__elastic_source {
+    int first; /* the first rank of elastic->all that has a part, or, in the beginning, all of it */
+    bool begins;        /* no rank has trained yet */
+    int64_t generation; /* the newest of all ranks */
 };
 
 struct td__elastic_replica_ops {
@@ -62,15 +72,41 @@ struct td__elastic_replica_ops {
     /** … and is called when they are filled in. */
     td_status (*filled)(struct td__elastic_replica *replica, enum td__elastic_replica_part kind);
     void (*free)(struct td__elastic_replica *replica);
+
+    /* Of a kind whose ranks have a part of one state each; NULL in others. */
+
+    /** After a commit: starts to copy what this rank has of the state. Collective. */
+    td_status (*keep)(struct td__elastic_replica *replica, td_elastic *elastic);
+    /** Waits until copies of this rank's part are where they outlive it. */
+    td_status (*kept)(struct td__elastic_replica *replica);
+    /** Divides the newest state that is whole among elastic->all, and copies it. No call is under way. Can be called again when
+     *  it has failed. TD_ERR_PEER on a group that works: a part is lost. Collective. */
+    td_status (*restore)(struct td__elastic_replica *replica, td_elastic *elastic,
+                         const struct td__elastic_source *source, int64_t *committed);
+    /** Counts the divisions that this rank has a whole state of; 0: none. */
+    int64_t (*generation)(const struct td__elastic_replica *replica);
 };
 
-td_status td__pieces_add(struct td__elastic_replica_pieces *list, struct td__elastic_replica_piece piece);
+td_status td__pieces_add(struct td__elastic_replica_pieces *list,
+                         struct td__elastic_replica_piece piece);
 td_status td__pieces_add_tensor(struct td__elastic_replica_pieces *list, td_tensor *tensor);
 void td__pieces_free(struct td__elastic_replica_pieces *list);
 
 /** Replicas of a module (which it takes over on success) and of plain memory. */
 td_status td__module_replica(td_elastic *elastic, struct td__elastic_replica **replica);
 td_status td__memory_replica(td_elastic *elastic, struct td__elastic_replica **replica);
+/** Shards, of td_fsdp(), which take the module over, too. */
+td_status td__sharded_replica(td_elastic *elastic, struct td__elastic_replica **replica);
+/** Describes tensors: names, dtypes, shapes. And makes such a state from that, with elements to be filled in. */
+void td__put_state(struct td__buffer *text, const td_state *state);
+td_status td__take_state(struct td__reader *text, td_state **state);
+/** The steps of scaler, optimizer and schedule, or the program's own update. */
+td_status td__elastic_update(td_elastic *elastic, const td_training *parts, td_module *module);
+/** What the program trains beside the model and the optimizer. */
+td_status td__elastic_load_schedule(const td_training *parts, const td_state *rest);
+td_status td__elastic_add_schedule(const td_training *parts, td_state *rest);
+/** The model of shards; NULL: it is of another kind. */
+td_module *td__sharded_model(struct td__elastic_replica *replica);
 /** The model that slices call; NULL: none. */
 td_module *td__elastic_replica_model(struct td__elastic_replica *replica);
 
@@ -101,12 +137,15 @@ struct td_elastic {
 
     /* Groups of the training's own: all its ranks, and those that compute, which is the same one unless there are newcomers. */
     td_group *all, *active;
+    td_group **former; /* that a divided state still refers to */
+    int former_count;
     int *ranks; /* of the world, those of `all` */
     bool *active_ranks;
     int size, rank, active_size, active_rank; /* the latter -1 in a newcomer */
 
     int slices;
-    atomic_llong committed; /* steps */
+    atomic_llong committed; /* steps that are in the state of this rank */
+    atomic_llong settled;   /* of these, those that are told: no failure can take them back */
     int64_t steps;          /* how many the program asks for */
     bool entered;           /* the ranks of `all` have compared where they stand */
     bool established;       /* this rank has the state of `committed` steps */
@@ -115,6 +154,7 @@ struct td_elastic {
     bool resumed;           /* checkpoints were looked for */
     bool took_model;        /* it was destroyed, or is the replica's */
     bool gave_up;           /* this rank has left */
+    bool hopeless;          /* a part of the state is lost */
     atomic_bool stopped, check_wanted;
     bool checkpoint_due;
     int64_t saved;              /* the step of the last checkpoint; -1: none */
@@ -127,7 +167,8 @@ struct td_elastic {
     int64_t failed_ns;         /* when the failure that is being repaired was noticed; 0: none */
     int64_t step_ns, slice_ns; /* when the step began; how long a slice of this rank took */
     double *losses;            /* of the slices of this rank */
-    double loss;               /* the mean of all slices of the step */
+    double loss;               /* the mean of all slices of the step … */
+    double committed_loss;     /* … and of the last one that was committed */
     struct td__pace *paces;    /* by rank in `all` */
     td_elastic_stats stats;
     int64_t step_total_ns, timed_steps, agreement_total_ns, hash_total_ns, agreements;
@@ -155,10 +196,26 @@ static inline int64_t td__elastic_committed(const td_elastic *elastic)
     return atomic_load_explicit(&((td_elastic *)elastic)->committed, memory_order_relaxed);
 }
 
-/** The slices of a rank that computes. */
-static inline struct td__slice_range td__elastic_share(const td_elastic *elastic, int active_rank)
+/** Whether each rank has a part of one state. */
+static inline bool td__elastic_is_divided(const td_elastic *elastic)
 {
-    return td__slices_of(elastic->slices, elastic->active_size, active_rank);
+    return elastic->replica->ops->restore != NULL;
+}
+
+/* The slices of a rank: first, first + stride, … */
+struct td__elastic_share {
+    int first, count, stride;
+};
+
+/** Of a rank that computes. */
+static inline struct td__elastic_share td__elastic_share(const td_elastic *elastic, int active_rank)
+{
+    int size = elastic->active_size;
+    if (elastic->options.fsdp)
+        return (struct td__elastic_share){
+            active_rank, td__slices_apart(elastic->slices, size, active_rank), size};
+    struct td__slice_range range = td__slices_of(elastic->slices, size, active_rank);
+    return (struct td__elastic_share){range.first, range.count, 1};
 }
 
 static inline void td__elastic_count(td_elastic *elastic, int64_t *number)
@@ -181,6 +238,8 @@ td_status td__elastic_slice(td_elastic *elastic, td_module *model, int slice);
 td_status td__elastic_attempt(td_elastic *elastic);
 /** Makes the outcome part of the state. */
 td_status td__elastic_commit(td_elastic *elastic);
+/** No failure can take the steps so far back: they are told, and recorded. */
+td_status td__elastic_settle(td_elastic *elastic);
 /** Writes a checkpoint. Collective. */
 td_status td__elastic_save(td_elastic *elastic);
 
@@ -238,7 +297,7 @@ void td__samples_free(struct td__samples *samples);
 td_status td__audit_open(const char *path, struct td__audit **audit);
 /** The outcome of a step is complete: by these ranks. */
 td_status td__audit_computed(td_elastic *elastic, int64_t step);
-/** After a commit: the first of the ranks that compute writes the step, unless the file has it already. */
+/** After a commit: the first of the ranks that compute writes what is settled, unless the file has it already. */
 td_status td__audit_committed(td_elastic *elastic);
 /** The ranks have changed: another one may write now, and the last step may be missing. */
 td_status td__audit_regroup(td_elastic *elastic);

@@ -7,7 +7,10 @@
  *                     bind the next step to            x x x x           those that have the state; the new one catches up
  *
  * In the beginning no rank has a state that counts. Then that of the first rank does, and ranks whose weights are the same
- * have it, too; others, where programs have drawn other initial weights, catch up like newcomers. */
+ * have it, too; others, where programs have drawn other initial weights, catch up like newcomers.
+ *
+ * A state of which each rank has a part is divided anew among all of them, newcomers too, in that moment. No rank rolls forward:
+ * all go back to the newest state that is whole, that of the last commit or the one before. */
 #include "base/fail.h"
 #include "base/text.h"
 #include "elastic/elastic_internal.h"
@@ -21,7 +24,7 @@
 
 /* Where a rank stands. */
 struct standing {
-    int64_t committed;
+    int64_t committed, generation;
     uint64_t shape, plan, weights;
     int32_t slices;
     uint8_t established, ready, stopped, resumed;
@@ -61,17 +64,42 @@ static void drop_active(td_elastic *elastic)
     elastic->active = NULL;
 }
 
+static void drop_former(td_elastic *elastic)
+{
+    for (int i = 0; i < elastic->former_count; i++)
+        td_group_destroy(elastic->former[i]);
+    free(elastic->former);
+    elastic->former = NULL;
+    elastic->former_count = 0;
+}
+
 void td__elastic_leave_groups(td_elastic *elastic)
 {
     drop_active(elastic);
     td_group_destroy(elastic->all);
     elastic->all = NULL;
+    drop_former(elastic);
+}
+
+static td_status keep_former(td_elastic *elastic)
+{
+    td_group **former = realloc(elastic->former,
+                                (size_t)(elastic->former_count + 1) * sizeof *former);
+    if (!former)
+        return td__fail_nomem("td_elastic");
+    drop_active(elastic);
+    former[elastic->former_count++] = elastic->all;
+    elastic->former = former;
+    elastic->all = NULL;
+    return TD_OK;
 }
 
 td_status td__elastic_adopt(td_elastic *elastic, td_group *group)
 {
     TD_TRY(list_members(elastic, group));
-    if (elastic->all)
+    if (elastic->all && td__elastic_is_divided(elastic))
+        TD_TRY(keep_former(elastic));
+    else if (elastic->all)
         td__elastic_leave_groups(elastic);
     elastic->all = group;
     elastic->entered = false;
@@ -91,7 +119,8 @@ static uint64_t hash_plan(const td_elastic *elastic)
                          options->drop_last,
                          options->check_every,
                          options->mismatch,
-                         options->straggler};
+                         options->straggler,
+                         options->fsdp != NULL};
     return td__bit_hash(numbers, sizeof numbers, 0) ^
            td__bit_hash(&options->straggler_factor, sizeof(double), 1) ^
            td__bit_hash(&options->clip_norm, sizeof(double), 2);
@@ -107,12 +136,14 @@ static td_status stand(td_elastic *elastic, struct standing *own)
                              .ready = elastic->ready,
                              .resumed = elastic->resumed,
                              .stopped = atomic_load(&elastic->stopped)};
+    if (td__elastic_is_divided(elastic))
+        own->generation = elastic->replica->ops->generation(elastic->replica);
     td_status status = elastic->replica->ops->put(elastic->replica, TD__PIECES_WEIGHTS, &text);
     if (!status)
         own->shape = td__bit_hash(text.data, text.size, 0);
     td__buffer_free(&text);
-    return status || elastic->established ? status
-                                          : td__elastic_hash_weights(elastic, &own->weights);
+    bool compares = !elastic->established && !td__elastic_is_divided(elastic);
+    return compares && !status ? td__elastic_hash_weights(elastic, &own->weights) : status;
 }
 
 /* The rank whose state counts: the first of those that are the farthest; *any: one has a state at all. */
@@ -142,7 +173,7 @@ static td_status check_same(const td_elastic *elastic, const struct standing *ow
             TD_ERR_MISMATCH,
             "td_elastic_run: this rank has other options than rank %d: seed, slice_size, "
             "the size of the dataset, no_shuffle, drop_last, check_every, the policies, "
-            "straggler_factor and clip_norm must be the same",
+            "straggler_factor, clip_norm and whether `fsdp` is set must be the same",
             rank);
     if (elastic->options.slices && own->slices != best->slices)
         return td_fail(TD_ERR_MISMATCH, "td_elastic_run: this rank has %d slices, rank %d has %d",
@@ -222,18 +253,88 @@ static td_status resume(td_elastic *elastic)
     bool loaded = false;
     td_training training = elastic->options.training;
     elastic->resumed = true;
-    if (!elastic->options.checkpoint || !training.model)
-        return TD_OK;
+    if (!elastic->options.checkpoint || !training.model || td__elastic_is_divided(elastic))
+        return TD_OK; /* restore() does */
     training.any_size = true;
     TD_TRY(td_training_load_latest(elastic->options.checkpoint, &training, elastic->all, &loaded));
-    if (loaded)
+    if (loaded) {
         atomic_store(&elastic->committed, training.step);
+        atomic_store(&elastic->settled, training.step);
+    }
     return TD_OK;
+}
+
+/* ---- A divided state --------------------------------------------------------------------------------------------- */
+
+static void tell_joined(td_elastic *elastic, const struct standing *all, int64_t begin_ns)
+{
+    double ms = (double)(td__now_ns() - begin_ns) / 1e6;
+    if (!all[elastic->rank].established) {
+        pthread_mutex_lock(&elastic->lock);
+        elastic->stats.catch_up_ms = ms;
+        pthread_mutex_unlock(&elastic->lock);
+    }
+    for (int r = 0; r < elastic->size; r++) {
+        if (all[r].established)
+            continue;
+        td__elastic_count(elastic, &elastic->stats.joined);
+        td__elastic_tell(
+            elastic,
+            (td_elastic_event){.kind = TD_ELASTIC_JOINED, .rank = elastic->ranks[r], .ms = ms});
+    }
+}
+
+static void all_compute(td_elastic *elastic)
+{
+    drop_active(elastic);
+    elastic->active = elastic->all;
+    elastic->active_size = elastic->size;
+    elastic->active_rank = elastic->rank;
+    for (int r = 0; r < elastic->size; r++)
+        elastic->active_ranks[r] = true;
+    elastic->established = true;
+}
+
+static td_status divide(td_elastic *elastic, const struct standing *all, int best, bool any)
+{
+    int64_t begin_ns = td__now_ns(), committed = 0;
+    struct td__elastic_source source = {.first = best, .begins = !any};
+    if (elastic->rank >= elastic->slices)
+        return td_fail(TD_ERR_INVALID,
+                       "td_elastic_run: %d slices are too few for %d ranks; each computes one at "
+                       "least",
+                       elastic->slices, elastic->size);
+    for (int r = elastic->size - 1; r >= 0; r--)
+        if (all[r].established) {
+            source.first = r;
+            source.generation = all[r].generation > source.generation ? all[r].generation
+                                                                      : source.generation;
+        }
+    TD_TRY(elastic->replica->ops->undo(elastic->replica));
+    TD_TRY(elastic->replica->ops->restore(elastic->replica, elastic, &source, &committed));
+    atomic_store(&elastic->committed, committed);
+    if (!all[elastic->rank].established || committed < atomic_load(&elastic->settled))
+        atomic_store(&elastic->settled, committed);
+    all_compute(elastic);
+    elastic->ready = false;
+    drop_former(elastic);
+    if (any)
+        tell_joined(elastic, all, begin_ns);
+    return td__elastic_settle(elastic);
+}
+
+/* The same on all ranks, also where some know that the last one is written, and others do not. */
+static void decide_on_checkpoint(td_elastic *elastic)
+{
+    int64_t every = elastic->options.checkpoint_every, committed = td__elastic_committed(elastic);
+    elastic->saved = -1;
+    elastic->checkpoint_due = elastic->options.checkpoint && every > 0 && committed > 0 &&
+                              committed % every == 0 && elastic->active_size == elastic->size;
 }
 
 static td_status decide(td_elastic *elastic, const struct standing *all)
 {
-    bool any, ready = true;
+    bool any, ready = true, divided = td__elastic_is_divided(elastic);
     int best = find_farthest(elastic, all, &any);
     TD_TRY(check_same(elastic, &all[elastic->rank], &all[best], elastic->ranks[best]));
     TD_TRY(provide_slices(elastic, all[best].slices));
@@ -243,16 +344,22 @@ static td_status decide(td_elastic *elastic, const struct standing *all)
         if (all[r].established)
             ready &= all[r].ready && all[r].committed == all[best].committed;
     }
-    if (any && elastic->established)
-        TD_TRY(roll_forward(elastic, all[best].committed));
-    TD_TRY(choose_active(elastic, all, best, any));
-    atomic_store(&elastic->committed, all[best].committed);
+    if (divided) {
+        TD_TRY(divide(elastic, all, best, any));
+    } else {
+        if (any && elastic->established)
+            TD_TRY(roll_forward(elastic, all[best].committed));
+        TD_TRY(choose_active(elastic, all, best, any));
+        atomic_store(&elastic->committed, all[best].committed);
+        atomic_store(&elastic->settled, all[best].committed);
+        /* Where all have the outcome of the next step, only the agreement on it is left. */
+        ready &= any && elastic->established;
+        if (elastic->ready && !ready)
+            TD_TRY(elastic->replica->ops->undo(elastic->replica));
+        elastic->ready = ready;
+    }
     elastic->check_due = elastic->admit_due = false;
-    /* Where all have the outcome of the next step, only the agreement on it is left. */
-    ready &= any && elastic->established;
-    if (elastic->ready && !ready)
-        TD_TRY(elastic->replica->ops->undo(elastic->replica));
-    elastic->ready = ready;
+    decide_on_checkpoint(elastic);
     elastic->bound = false;
     elastic->entered = true;
     return td__audit_regroup(elastic);
@@ -347,7 +454,8 @@ static td_status stop_calls(td_elastic *elastic)
     if (elastic->active && elastic->active != elastic->all)
         td_group_abort(elastic->active);
     td__catch_up_end(elastic);
-    return elastic->ready ? TD_OK : elastic->replica->ops->undo(elastic->replica);
+    bool keeps = elastic->ready && !td__elastic_is_divided(elastic);
+    return keeps ? TD_OK : elastic->replica->ops->undo(elastic->replica);
 }
 
 static td_status shrink(td_elastic *elastic)
@@ -398,7 +506,7 @@ td_status td__elastic_regroup(td_elastic *elastic)
         known = elastic->size;
         td__elastic_at("shrunk", elastic);
         status = td__elastic_enter(elastic);
-    } while (td__elastic_is_loss(status) && status != TD_ERR_TIMEOUT);
+    } while (td__elastic_is_loss(status) && status != TD_ERR_TIMEOUT && !elastic->hopeless);
     free(before);
     TD_TRY(status);
     note_recovery(elastic);

@@ -29,7 +29,7 @@ static td_status memory_bind(struct td__elastic_replica *base, td_group *group, 
 static td_status memory_compute(struct td__elastic_replica *base, td_elastic *elastic)
 {
     struct memory_replica *replica = of(base);
-    struct td__slice_range share = td__elastic_share(elastic, elastic->active_rank);
+    struct td__elastic_share share = td__elastic_share(elastic, elastic->active_rank);
     for (int k = share.first; k < share.first + share.count; k++) {
         TD_TRY(td__elastic_fetch(elastic, k));
         TD_TRY(td__elastic_slice(elastic, NULL, k));

@@ -72,16 +72,15 @@ static td_status module_undo(struct td__elastic_replica *base)
     return td__ddp_undo(ddp_of(of(base)));
 }
 
-static td_status update(struct module_replica *replica, td_elastic *elastic)
+td_status td__elastic_update(td_elastic *elastic, const td_training *parts, td_module *module)
 {
     const td_elastic_options *options = &elastic->options;
-    const td_training *parts = &replica->parts;
     if (options->update)
         return options->update(td__elastic_committed(elastic), options->update_arg);
     if (parts->scaler && options->clip_norm > 0)
         TD_TRY(td_grad_scaler_unscale(parts->scaler, parts->optimizer));
     if (options->clip_norm > 0)
-        TD_TRY(td_clip_grad_norm_(replica->inner, options->clip_norm, NULL, NULL));
+        TD_TRY(td_clip_grad_norm_(module, options->clip_norm, NULL, NULL));
     if (parts->scaler) {
         TD_TRY(td_grad_scaler_step(parts->scaler, parts->optimizer, NULL));
         TD_TRY(td_grad_scaler_update(parts->scaler, 0));
@@ -95,7 +94,7 @@ static td_status module_commit(struct td__elastic_replica *base, td_elastic *ela
 {
     struct module_replica *replica = of(base);
     forget_rest(replica);
-    TD_TRY(update(replica, elastic));
+    TD_TRY(td__elastic_update(elastic, &replica->parts, replica->inner));
     return td__ddp_commit(ddp_of(replica));
 }
 
@@ -116,6 +115,15 @@ static td_status add_part(td_state *rest, const char *prefix, td_state *part)
     return status;
 }
 
+td_status td__elastic_add_schedule(const td_training *parts, td_state *rest)
+{
+    if (parts->schedule)
+        TD_TRY(add_part(rest, "schedule.", td_schedule_state(parts->schedule)));
+    if (parts->scaler)
+        TD_TRY(add_part(rest, "scaler.", td_grad_scaler_state(parts->scaler)));
+    return TD_OK;
+}
+
 static td_status collect_rest(struct module_replica *replica)
 {
     const td_training *parts = &replica->parts;
@@ -125,10 +133,8 @@ static td_status collect_rest(struct module_replica *replica)
     td_status status = replica->rest ? TD_OK : td__error_status();
     if (!status && parts->optimizer)
         status = add_part(replica->rest, "optimizer.", td_optimizer_state(parts->optimizer));
-    if (!status && parts->schedule)
-        status = add_part(replica->rest, "schedule.", td_schedule_state(parts->schedule));
-    if (!status && parts->scaler)
-        status = add_part(replica->rest, "scaler.", td_grad_scaler_state(parts->scaler));
+    if (!status)
+        status = td__elastic_add_schedule(parts, replica->rest);
     if (status)
         forget_rest(replica);
     return status;
@@ -165,7 +171,7 @@ static td_status module_list(struct td__elastic_replica *base, enum td__elastic_
 
 /* ---- What another rank gets ------------------------------------------------------------------------------------ */
 
-static void put_state(struct td__buffer *text, const td_state *state)
+void td__put_state(struct td__buffer *text, const td_state *state)
 {
     td__buffer_put_u32(text, (uint32_t)td_state_count(state));
     for (int i = 0; i < td_state_count(state); i++) {
@@ -186,10 +192,10 @@ static td_status module_put(struct td__elastic_replica *base, enum td__elastic_r
     struct td__ddp *ddp = ddp_of(replica);
     if (kind == TD__PIECES_STATE) {
         TD_TRY(collect_rest(replica));
-        put_state(text, replica->rest);
+        td__put_state(text, replica->rest);
     } else if (kind == TD__PIECES_WEIGHTS) {
-        put_state(text, replica->parameters);
-        put_state(text, replica->buffers);
+        td__put_state(text, replica->parameters);
+        td__put_state(text, replica->buffers);
     } else {
         td__buffer_put_u8(text, td__ddp_held_buffers(ddp, replica->held) > 0);
         for (int i = 0; i < ddp->count; i++)
@@ -218,19 +224,28 @@ static td_status take_tensor(struct td__reader *text, td_state *state)
     return status;
 }
 
+td_status td__take_state(struct td__reader *text, td_state **state)
+{
+    *state = td_state_create();
+    td_status status = *state ? TD_OK : td__error_status();
+    for (uint32_t left = td__reader_u32(text); left > 0 && !status; left--)
+        status = take_tensor(text, *state);
+    if (status) {
+        td_state_destroy(*state);
+        *state = NULL;
+    }
+    return status;
+}
+
 /* The list of the other rank's, with memory to be filled in. */
 static td_status take_rest(struct module_replica *replica, struct td__reader *text)
 {
     forget_rest(replica);
-    replica->rest = td_state_create();
-    td_status status = replica->rest ? TD_OK : td__error_status();
-    for (uint32_t left = td__reader_u32(text); left > 0 && !status; left--)
-        status = take_tensor(text, replica->rest);
-    if (!status && !td__reader_done(text))
-        status = td_fail(TD_ERR_MISMATCH, "td_elastic: the state of another rank is cut off");
-    if (status)
-        forget_rest(replica);
-    return status;
+    TD_TRY(td__take_state(text, &replica->rest));
+    if (td__reader_done(text))
+        return TD_OK;
+    forget_rest(replica);
+    return td_fail(TD_ERR_MISMATCH, "td_elastic: the state of another rank is cut off");
 }
 
 static td_status take_outcome(struct module_replica *replica, struct td__reader *text)
@@ -279,6 +294,12 @@ static td_status load_scaler(void *part, const td_state *state)
     return td_grad_scaler_load_state(part, state);
 }
 
+td_status td__elastic_load_schedule(const td_training *parts, const td_state *rest)
+{
+    TD_TRY(load_part(rest, "schedule.", load_schedule, parts->schedule));
+    return load_part(rest, "scaler.", load_scaler, parts->scaler);
+}
+
 /* Learning rates are in the states of both, and those of the optimizer are the ones that count. */
 static td_status module_filled(struct td__elastic_replica *base, enum td__elastic_replica_part kind)
 {
@@ -286,11 +307,9 @@ static td_status module_filled(struct td__elastic_replica *base, enum td__elasti
     const td_training *parts = &replica->parts;
     if (kind != TD__PIECES_STATE)
         return TD_OK;
-    td_status status = load_part(replica->rest, "schedule.", load_schedule, parts->schedule);
+    td_status status = td__elastic_load_schedule(parts, replica->rest);
     if (!status)
         status = load_part(replica->rest, "optimizer.", load_optimizer, parts->optimizer);
-    if (!status)
-        status = load_part(replica->rest, "scaler.", load_scaler, parts->scaler);
     forget_rest(replica);
     return status;
 }
@@ -322,7 +341,9 @@ static const struct td__elastic_replica_ops module_ops = {
 
 td_module *td__elastic_replica_model(struct td__elastic_replica *replica)
 {
-    return replica && replica->ops == &module_ops ? of(replica)->ddp : NULL;
+    if (!replica)
+        return NULL;
+    return replica->ops == &module_ops ? of(replica)->ddp : td__sharded_model(replica);
 }
 
 static td_status list_tensors(struct module_replica *replica)

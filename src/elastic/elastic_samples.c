@@ -21,7 +21,7 @@ struct td__samples {
     int slices;      /* for which these were made; 0: none yet */
     int64_t batches; /* of an epoch */
     int64_t from;    /* the first batch of `mine` */
-    struct td__slice_range share;
+    struct td__elastic_share share;
     int64_t next_step; /* what the loader gives next; -1: nothing */
     int next_slice;
     int64_t *order; /* of one epoch, for records; NULL: none yet */
@@ -56,12 +56,12 @@ static td_status mine_order(void *self, int64_t epoch, uint64_t seed, int64_t *i
     int64_t size = samples->elastic->options.slice_size, *order;
     (void)seed;
     td_status status = whole_order(samples, epoch, &order);
-    for (int64_t b = samples->from; b < samples->batches && !status; b++) {
-        int64_t first = (b * samples->slices + samples->share.first) * size;
-        int64_t count = samples->share.count * size;
-        memcpy(indices, order + first, (size_t)count * sizeof *indices);
-        indices += count;
-    }
+    for (int64_t b = samples->from; b < samples->batches && !status; b++)
+        for (int k = 0; k < samples->share.count; k++, indices += size) {
+            int slice = samples->share.first + k * samples->share.stride;
+            memcpy(indices, order + (b * samples->slices + slice) * size,
+                   (size_t)size * sizeof *indices);
+        }
     free(order);
     return status;
 }
@@ -135,8 +135,9 @@ td_status td__samples_get(td_elastic *elastic, int64_t step, int slice, td_batch
     if (!samples)
         return TD_OK;
     TD_TRY(provide(samples));
-    struct td__slice_range share = td__elastic_share(elastic, elastic->active_rank);
-    bool same = share.first == samples->share.first && share.count == samples->share.count;
+    struct td__elastic_share share = td__elastic_share(elastic, elastic->active_rank);
+    bool same = share.first == samples->share.first && share.count == samples->share.count &&
+                share.stride == samples->share.stride;
     bool begins = step % samples->batches == 0 && slice == share.first;
     if (!same || begins || samples->next_step != step || samples->next_slice != slice)
         seek(samples, step);
@@ -147,7 +148,8 @@ td_status td__samples_get(td_elastic *elastic, int64_t step, int slice, td_batch
                    : td_fail(TD_ERR_STATE, "td_elastic: the epoch of step %" PRId64 " is over",
                              step);
     }
-    bool last = ++samples->next_slice == share.first + share.count;
+    samples->next_slice += share.stride;
+    bool last = samples->next_slice == share.first + share.count * share.stride;
     samples->next_step = step + last;
     samples->next_slice = last ? share.first : samples->next_slice;
     return TD_OK;

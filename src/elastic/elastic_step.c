@@ -67,14 +67,18 @@ static td_status share_losses(td_elastic *elastic)
     if (!all)
         return td__fail_nomem("td_elastic");
     double *mine = all + (size_t)most * (size_t)elastic->active_size;
-    struct td__slice_range share = td__elastic_share(elastic, elastic->active_rank);
-    memcpy(mine, elastic->losses + share.first, (size_t)share.count * sizeof *mine);
+    struct td__elastic_share share = td__elastic_share(elastic, elastic->active_rank);
+    for (int i = 0; i < share.count; i++)
+        mine[i] = elastic->losses[share.first + i * share.stride];
     td_status status = td_group_all_gather(all, mine, (size_t)most, TD_F64, elastic->active, NULL);
     for (int r = 0; r < elastic->active_size && !status; r++) {
         share = td__elastic_share(elastic, r);
-        for (int k = 0; k < share.count; k++)
-            sum += all[(size_t)r * (size_t)most + (size_t)k];
+        for (int i = 0; i < share.count; i++)
+            elastic->losses[share.first + i * share.stride] =
+                all[(size_t)r * (size_t)most + (size_t)i];
     }
+    for (int k = 0; k < elastic->slices; k++)
+        sum += elastic->losses[k];
     elastic->loss = sum / elastic->slices;
     free(all);
     return status;
@@ -97,10 +101,42 @@ static td_status compute(td_elastic *elastic)
 
 /* ---- The commit --------------------------------------------------------------------------------------------------- */
 
+static td_status tell_steps(td_elastic *elastic)
+{
+    int64_t committed = td__elastic_committed(elastic);
+    if (atomic_load(&elastic->settled) >= committed)
+        return TD_OK;
+    atomic_store(&elastic->settled, committed);
+    pthread_mutex_lock(&elastic->lock);
+    elastic->stats.steps++;
+    elastic->stats.loss = elastic->committed_loss;
+    pthread_mutex_unlock(&elastic->lock);
+    td__elastic_at("committed", elastic);
+    td__elastic_tell(elastic, (td_elastic_event){.kind = TD_ELASTIC_COMMITTED,
+                                                 .rank = -1,
+                                                 .loss = elastic->committed_loss});
+    return TD_OK;
+}
+
+td_status td__elastic_settle(td_elastic *elastic)
+{
+    TD_TRY(tell_steps(elastic));
+    return td__audit_committed(elastic);
+}
+
+/* Where a state is divided, an update may need other ranks, and what it has left half done is restored. */
+static bool is_loss_in_update(const td_elastic *elastic, td_status status)
+{
+    return td__elastic_is_divided(elastic) && td__elastic_is_loss(status) &&
+           td__elastic_is_loss(td__group_state(elastic->all));
+}
+
 td_status td__elastic_commit(td_elastic *elastic)
 {
     td__elastic_at("commit", elastic);
     td_status status = elastic->replica->ops->commit(elastic->replica, elastic);
+    if (is_loss_in_update(elastic, status))
+        return status;
     if (status) {
         struct td__error error;
         td__error_save(&error);
@@ -110,16 +146,13 @@ td_status td__elastic_commit(td_elastic *elastic)
     }
     elastic->ready = false;
     int64_t committed = atomic_fetch_add(&elastic->committed, 1) + 1;
-    pthread_mutex_lock(&elastic->lock);
-    elastic->stats.steps++;
-    elastic->stats.loss = elastic->loss;
-    pthread_mutex_unlock(&elastic->lock);
+    elastic->committed_loss = elastic->loss;
     int64_t every = elastic->options.checkpoint_every;
     if (elastic->options.checkpoint && every > 0 && committed % every == 0)
         elastic->checkpoint_due = true;
-    td__elastic_at("committed", elastic);
-    td__elastic_tell(elastic, (td_elastic_event){
-                                  .kind = TD_ELASTIC_COMMITTED, .rank = -1, .loss = elastic->loss});
+    if (!td__elastic_is_divided(elastic))
+        return tell_steps(elastic);
+    td__elastic_at("updated", elastic);
     return TD_OK;
 }
 
@@ -154,8 +187,11 @@ td_status td__elastic_save(td_elastic *elastic)
     training.step = td__elastic_committed(elastic);
     training.epoch = td__samples_epoch(elastic, training.step);
     if (elastic->options.checkpoint && training.model)
-        TD_TRY(
-            td_training_save_numbered(elastic->options.checkpoint, &training, keep, elastic->all));
+        TD_TRY(td__elastic_is_divided(elastic)
+                   ? td_training_save_sharded_numbered(elastic->options.checkpoint, &training, keep,
+                                                       elastic->all, NULL)
+                   : td_training_save_numbered(elastic->options.checkpoint, &training, keep,
+                                               elastic->all));
     elastic->saved = training.step;
     elastic->checkpoint_due = false;
     return TD_OK;
@@ -183,11 +219,17 @@ td_status td__elastic_attempt(td_elastic *elastic)
         status = td__catch_up_finish(elastic);
     TD_TRY(status);
     td__catch_up_end(elastic);
+    const struct td__elastic_replica_ops *ops = elastic->replica->ops;
+    if (ops->kept) /* what the ranks go back to if one of them dies in the update */
+        TD_TRY(ops->kept(elastic->replica));
     elastic->ready = true;
     td__elastic_at("ready", elastic);
     TD_TRY(agree(elastic));
     TD_TRY(td__elastic_at("agreed", elastic));
+    TD_TRY(td__elastic_settle(elastic));
     TD_TRY(td__elastic_commit(elastic));
+    if (ops->keep)
+        TD_TRY(ops->keep(elastic->replica, elastic));
     TD_TRY(td__audit_committed(elastic));
     pthread_mutex_lock(&elastic->lock);
     elastic->step_total_ns += td__now_ns() - elastic->step_ns;

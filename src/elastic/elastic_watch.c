@@ -34,7 +34,7 @@ enum {
     LEAST_TIMES = 8,
     LEAST_TICK_MS = 10,
     MOST_TICK_MS = 250,
-    CATCH_UP_FACTOR = 4, /* a step in which newcomers get the state */
+    CATCH_UP_FACTOR = 4, /* a step in which newcomers get the state, or it is divided anew */
 };
 
 struct td__elastic_watch {
@@ -340,7 +340,9 @@ void td__watch_now(td_elastic *elastic, bool in_shrink)
     watch->active_key = elastic->active ? elastic->active->key : 0;
     watch->attempt = elastic->all->shrunk;
     watch->in_shrink = in_shrink;
-    watch->patience = elastic->active_size < elastic->size ? CATCH_UP_FACTOR : 1;
+    bool copies = elastic->active_size < elastic->size ||
+                  (!elastic->entered && td__elastic_is_divided(elastic));
+    watch->patience = copies ? CATCH_UP_FACTOR : 1;
     watch->number++;
     pthread_mutex_unlock(&watch->lock);
 }

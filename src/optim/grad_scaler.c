@@ -408,6 +408,7 @@ td_status td_grad_scaler_load_state(td_grad_scaler *scaler, const td_state *stat
     if (status)
         return td_fail(status, "%s: the state is not that of a scaler: %s", __func__,
                        td__error_text());
+    forget(&loaded); /* of gradients that were for another state */
     *scaler = loaded;
     return TD_OK;
 }

@@ -66,6 +66,10 @@ void td__mirror_free(struct td__mirror *mirror);
 td_status td__fsdp_reshard(td_module *module, td_optimizer *optimizer, td_group *group,
                            struct td__mirror *mirror, int64_t *step);
 
+/** The same without anything to begin with, where no mirror has all of it: of the parameters no shard has a value, and the
+ *  optimizer has no state. A checkpoint is loaded next. Collective. */
+td_status td__fsdp_reshard_blank(td_module *module, td_optimizer *optimizer, td_group *group);
+
 /* ---- Between fsdp_mirror.c and fsdp_reshard.c ------------------------------------------------------- */
 
 /** Where the bytes of a flat begin in each plane of the slot of a rank, for shards that are cut so. */

@@ -409,3 +409,19 @@ td_status td__fsdp_reshard(td_module *module, td_optimizer *optimizer, td_group 
     free(reshard.table);
     return status;
 }
+
+td_status td__fsdp_reshard_blank(td_module *module, td_optimizer *optimizer, td_group *group)
+{
+    struct reshard reshard = {.fsdp = td__fsdp_of(module),
+                              .optimizer = optimizer,
+                              .group = td__group_enter(group, "td_fsdp"),
+                              .planes = 1};
+    if (!reshard.group)
+        return td__error_status();
+    forget_ranks(optimizer);
+    TD_TRY(td__fsdp_remake(reshard.fsdp, reshard.group));
+    TD_TRY(remake_buffers(&reshard));
+    for (int i = 0; i < optimizer->count; i++)
+        optimizer->parameters[i].steps = 0;
+    return td__fsdp_slices_remake(reshard.fsdp, 0);
+}
