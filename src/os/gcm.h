@@ -17,6 +17,7 @@ enum { TD__GCM_KEY = 16, TD__GCM_NONCE = 12, TD__GCM_TAG = 16, TD__GCM_POWERS = 
  * Zeros follow them, by which the lanes behind the last block are multiplied. */
 struct td__gcm {
     alignas(64) uint8_t powers[TD__GCM_POWERS + 3][16];
+    alignas(64) uint8_t halves[TD__GCM_POWERS + 3][16]; /* the sum of the halves of each */
     uint8_t round_keys[11][16];
     void *evp; /* of OpenSSL; NULL: the tables above are used */
 };

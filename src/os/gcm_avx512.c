@@ -4,7 +4,8 @@
  *     hash = (…((A·H ^ C_0)·H ^ C_1)·H … ^ lengths)·H;   tag = hash ^ AES(nonce | 1)
  *
  * 32 blocks are encrypted, or decrypted, at a time. Their share of the hash is C_0·H^32 ^ C_1·H^31 … ^ C_31·H: products of
- * 256 bits are added up, and reduced once.
+ * 256 bits are added up, and reduced once. A product takes three multiplications of halves (Karatsuba): some processors
+ * do one of these in the time of four rounds of AES.
  *
  * GCM numbers the bits of a block from the most significant one of its first byte. With the bytes reversed, a product of
  * two polynomials is the carry-less product of their numbers shifted by one bit, which is in the hash key already (H·x).
@@ -25,9 +26,9 @@ enum {
 
 /* ---- The hash -------------------------------------------------------------------------------- */
 
-/* A sum of products that is not reduced yet. */
+/* A sum of products that is not reduced yet: of low halves, of high halves, and of sums of both halves. */
 struct sum {
-    __m512i low, middle, high;
+    __m512i low, both, high;
 };
 
 INLINE __m512i reversed(__m512i blocks)
@@ -41,13 +42,41 @@ INLINE __m128i reversed_block(__m128i block)
     return _mm512_castsi512_si128(reversed(_mm512_zextsi128_si512(block)));
 }
 
-INLINE void add_products(struct sum *sum, __m512i a, __m512i b)
+/* The sum of the halves of each block, in both. */
+INLINE __m512i halves_of(__m512i blocks)
 {
-    enum { XOR3 = 0x96 };
-    sum->low = _mm512_xor_si512(sum->low, _mm512_clmulepi64_epi128(a, b, 0x00));
-    sum->high = _mm512_xor_si512(sum->high, _mm512_clmulepi64_epi128(a, b, 0x11));
-    sum->middle = _mm512_ternarylogic_epi64(sum->middle, _mm512_clmulepi64_epi128(a, b, 0x01),
-                                            _mm512_clmulepi64_epi128(a, b, 0x10), XOR3);
+    return _mm512_xor_si512(blocks, _mm512_shuffle_epi32(blocks, _MM_PERM_BADC));
+}
+
+INLINE struct sum no_sum(void)
+{
+    return (struct sum){_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+}
+
+INLINE struct sum products(__m512i a, __m512i b, __m512i halves_of_b)
+{
+    return (struct sum){_mm512_clmulepi64_epi128(a, b, 0x00),
+                        _mm512_clmulepi64_epi128(halves_of(a), halves_of_b, 0x00),
+                        _mm512_clmulepi64_epi128(a, b, 0x11)};
+}
+
+/* Of four blocks, with the powers from `power` on. */
+INLINE struct sum powered(const struct td__gcm *gcm, size_t power, __m512i blocks)
+{
+    return products(blocks, _mm512_loadu_si512(gcm->powers[power]),
+                    _mm512_loadu_si512(gcm->halves[power]));
+}
+
+INLINE __m512i xor3(__m512i a, __m512i b, __m512i c)
+{
+    return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+}
+
+INLINE void add_both(struct sum *sum, const struct sum *a, const struct sum *b)
+{
+    sum->low = xor3(sum->low, a->low, b->low);
+    sum->both = xor3(sum->both, a->both, b->both);
+    sum->high = xor3(sum->high, a->high, b->high);
 }
 
 INLINE __m128i folded(__m512i lanes)
@@ -61,7 +90,8 @@ INLINE __m128i folded(__m512i lanes)
 INLINE __m128i reduced(const struct sum *sum)
 {
     const __m128i polynomial = _mm_set_epi64x((int64_t)0xc200000000000000, 0);
-    __m128i low = folded(sum->low), middle = folded(sum->middle), high = folded(sum->high);
+    __m128i low = folded(sum->low), high = folded(sum->high);
+    __m128i middle = _mm_xor_si128(folded(sum->both), _mm_xor_si128(low, high));
     middle = _mm_xor_si128(middle, _mm_clmulepi64_si128(polynomial, low, 0x01));
     middle = _mm_xor_si128(middle, _mm_shuffle_epi32(low, 0x4e));
     high = _mm_xor_si128(high, _mm_clmulepi64_si128(polynomial, middle, 0x01));
@@ -70,8 +100,8 @@ INLINE __m128i reduced(const struct sum *sum)
 
 INLINE __m128i product(__m128i a, __m128i b)
 {
-    struct sum sum = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-    add_products(&sum, _mm512_zextsi128_si512(a), _mm512_zextsi128_si512(b));
+    __m512i wide = _mm512_zextsi128_si512(b);
+    struct sum sum = products(_mm512_zextsi128_si512(a), wide, halves_of(wide));
     return reduced(&sum);
 }
 
@@ -141,56 +171,73 @@ INLINE __m512i wide_key(const struct td__gcm *gcm, int round)
 
 /* ---- Records --------------------------------------------------------------------------------- */
 
+/* Two of the registers of a group. They are added from the last ones on: the hash before them, which is computed last, is
+ * needed last. */
+INLINE void add_pair(struct sum *sum, const struct td__gcm *gcm, const __m512i *ciphertext, int i,
+                     __m128i hash)
+{
+    __m512i first = reversed(ciphertext[i]), second = reversed(ciphertext[i + 1]);
+    if (i == 0)
+        first = _mm512_xor_si512(first, _mm512_zextsi128_si512(hash));
+    struct sum a = powered(gcm, 4 * (size_t)i, first);
+    struct sum b = powered(gcm, 4 * (size_t)i + 4, second);
+    add_both(sum, &a, &b);
+}
+
+/* A group; what is to be hashed is in `ciphertext`, or in `in` when it is decrypted. Returns the next hash. */
+INLINE __m128i run_group(const struct td__gcm *gcm, __m128i hash, __m512i *counters,
+                         const uint8_t *in, uint8_t *out, __m512i *ciphertext, bool seal,
+                         bool hashes)
+{
+    struct sum sum = no_sum();
+    __m512i stream[WIDE], key = wide_key(gcm, 0);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; i++)
+        stream[i] = _mm512_xor_si512(next_blocks(counters), key);
+#pragma GCC unroll 9
+    for (int round = 1; round < ROUNDS; round++) {
+        key = wide_key(gcm, round);
+#pragma GCC unroll 8
+        for (int i = 0; i < WIDE; i++)
+            stream[i] = _mm512_aesenc_epi128(stream[i], key);
+        int i = WIDE - round;
+        if (i < 0 || i % 2 || !hashes)
+            continue;
+        if (!seal) {
+            ciphertext[i] = _mm512_loadu_si512(in + 64 * i);
+            ciphertext[i + 1] = _mm512_loadu_si512(in + 64 * i + 64);
+        }
+        add_pair(&sum, gcm, ciphertext, i, hash);
+    }
+    key = wide_key(gcm, ROUNDS);
+#pragma GCC unroll 8
+    for (int i = 0; i < WIDE; i++) {
+        __m512i before = _mm512_loadu_si512(in + 64 * i);
+        __m512i after = _mm512_xor_si512(_mm512_aesenclast_epi128(stream[i], key), before);
+        _mm512_storeu_si512(out + 64 * i, after);
+        if (seal)
+            ciphertext[i] = after;
+    }
+    return hashes ? reduced(&sum) : hash;
+}
+
 /* Whole groups. While one is encrypted, the ciphertext of the last one is hashed: the processor has nothing to wait for.
  * Of a group that is decrypted the ciphertext is there already. */
 INLINE __m128i run_groups(const struct td__gcm *gcm, __m128i hash, __m512i *counters,
                           const uint8_t *in, uint8_t *out, size_t groups, bool seal)
 {
-    const struct sum none = {_mm512_setzero_si512(), _mm512_setzero_si512(),
-                             _mm512_setzero_si512()};
-    __m512i stream[WIDE], hashed[WIDE];
-    struct sum sum;
-    for (size_t group = 0; group < groups; group++, in += GROUP, out += GROUP) {
-        bool hashes = !seal || group;
-        sum = none;
-        __m512i key = wide_key(gcm, 0);
-#pragma GCC unroll 8
-        for (int i = 0; i < WIDE; i++)
-            stream[i] = _mm512_xor_si512(next_blocks(counters), key);
-#pragma GCC unroll 9
-        for (int round = 1; round < ROUNDS; round++) {
-            key = wide_key(gcm, round);
-#pragma GCC unroll 8
-            for (int i = 0; i < WIDE; i++)
-                stream[i] = _mm512_aesenc_epi128(stream[i], key);
-            int i = round - 1;
-            if (i == WIDE || !hashes)
-                continue;
-            __m512i blocks = reversed(seal ? hashed[i] : _mm512_loadu_si512(in + 64 * i));
-            if (i == 0)
-                blocks = _mm512_xor_si512(blocks, _mm512_zextsi128_si512(hash));
-            add_products(&sum, blocks, _mm512_load_si512(gcm->powers[4 * i]));
-        }
-        key = wide_key(gcm, ROUNDS);
-#pragma GCC unroll 8
-        for (int i = 0; i < WIDE; i++) {
-            hashed[i] = _mm512_xor_si512(_mm512_aesenclast_epi128(stream[i], key),
-                                         _mm512_loadu_si512(in + 64 * i));
-            _mm512_storeu_si512(out + 64 * i, hashed[i]);
-        }
-        if (hashes)
-            hash = reduced(&sum);
-    }
-    if (!seal || !groups)
+    __m512i ciphertext[WIDE];
+    if (!groups)
         return hash;
-    sum = none;
-#pragma GCC unroll 8
-    for (int i = 0; i < WIDE; i++) {
-        __m512i blocks = reversed(hashed[i]);
-        if (i == 0)
-            blocks = _mm512_xor_si512(blocks, _mm512_zextsi128_si512(hash));
-        add_products(&sum, blocks, _mm512_load_si512(gcm->powers[4 * i]));
-    }
+    hash = run_group(gcm, hash, counters, in, out, ciphertext, seal, !seal);
+    for (size_t at = GROUP; at < groups * GROUP; at += GROUP)
+        hash = run_group(gcm, hash, counters, in + at, out + at, ciphertext, seal, true);
+    if (!seal)
+        return hash;
+    struct sum sum = no_sum();
+#pragma GCC unroll 4
+    for (int i = WIDE - 2; i >= 0; i -= 2)
+        add_pair(&sum, gcm, ciphertext, i, hash);
     return reduced(&sum);
 }
 
@@ -198,10 +245,10 @@ INLINE __m128i run_groups(const struct td__gcm *gcm, __m128i hash, __m512i *coun
 static __m128i run_rest(const struct td__gcm *gcm, __m128i hash, __m512i *counters, uint8_t *text,
                         size_t size, bool seal)
 {
-    struct sum sum = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    struct sum sum = no_sum(), none = no_sum();
     size_t blocks = (size + 15) / 16;
-    const uint8_t *powers = gcm->powers[TD__GCM_POWERS - blocks];
-    for (size_t at = 0; at < size; at += 64, powers += 64) {
+    size_t power = TD__GCM_POWERS - blocks;
+    for (size_t at = 0; at < size; at += 64, power += 4) {
         size_t left = size - at;
         __mmask64 inside = left < 64 ? ((__mmask64)1 << left) - 1 : ~(__mmask64)0;
         __m512i stream = _mm512_xor_si512(next_blocks(counters), wide_key(gcm, 0));
@@ -213,7 +260,8 @@ static __m128i run_rest(const struct td__gcm *gcm, __m128i hash, __m512i *counte
         __m512i hashed = reversed(seal ? after : before);
         if (!at)
             hashed = _mm512_xor_si512(hashed, _mm512_zextsi128_si512(hash));
-        add_products(&sum, hashed, _mm512_loadu_si512(powers));
+        struct sum next = powered(gcm, power, hashed);
+        add_both(&sum, &next, &none);
         _mm512_mask_storeu_epi8(text + at, inside, after);
     }
     return reduced(&sum);
@@ -258,7 +306,9 @@ void td__gcm_avx512_init(struct td__gcm *gcm, const uint8_t key[TD__GCM_KEY])
     __m128i h = times_x(reversed_block(encrypted_block(gcm, _mm_setzero_si128())));
     __m128i power = h;
     for (int i = TD__GCM_POWERS - 1; i >= 0; i--) {
+        __m512i halves = halves_of(_mm512_zextsi128_si512(power));
         _mm_store_si128((__m128i *)gcm->powers[i], power);
+        _mm_store_si128((__m128i *)gcm->halves[i], _mm512_castsi512_si128(halves));
         power = product(power, h);
     }
 }

@@ -1,11 +1,11 @@
 /* Sockets that may be encrypted: TLS 1.3 on a connection that has proven the job's secret.
  *
- *     td__sock_send(fd) ──> encrypts into records ──> send()  ...  recv(MSG_PEEK) ──> decrypts ──> td__sock_recv(fd)
+ *     td__sock_send(fd) ──> encrypts into records ──> send()  ...  recv() ──> decrypts ──> td__sock_recv(fd)
  *
  * Whoever has a connection of os/trust.h uses the functions below instead of those of the C library: they do the same on
  * any socket, and encrypt on those of td__tls_wrap(). The thread that sends or receives encrypts or decrypts, from and to
- * its own buffers. So that poll() and epoll tell the truth about a descriptor, nothing that was received waits in memory:
- * a record stays in the kernel's buffer until the last of its bytes is taken.
+ * its own buffers. So that poll() and epoll tell the truth about a descriptor, no data that were received wait in memory: a
+ * record of which only a part was taken stays in the kernel's buffer, with its last bytes at least.
  *
  * OpenSSL does the handshake: only version 1.3, with the key of the handshake before it (td__auth_key) as pre-shared key
  * and a fresh Diffie-Hellman exchange. With the secret, traffic that was recorded before cannot be decrypted. There are

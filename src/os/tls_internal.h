@@ -50,6 +50,7 @@ struct td__tls {
     uint8_t *text; /* of a record that is not wholly taken yet; or NULL */
     size_t text_at, text_to;
     size_t text_wire; /* its last bytes, or all, are in the kernel's buffer; 0: there is none */
+    bool in_parts;    /* the last record was not taken at once */
     bool ended;       /* the other side has sent all */
     atomic_bool changed;
 

@@ -9,10 +9,11 @@
  * stays there. The caller is told that all of it but its last byte is sent: so it comes again, as it does when a socket
  * takes a part only, and the buffer is sent then. Nothing waits in memory when the caller has sent all.
  *
- * **Receiving.** Records are copied from the kernel's buffer, decrypted to where the caller wants them, and only then
- * removed from the kernel's buffer. One of which the caller wants a part is kept decrypted, and stays there: poll() goes
- * on to report it. A record of which only a part has arrived is taken out at once, so that poll() waits for the rest, and
- * the peer's window opens; its last bytes stay until the caller has taken it. */
+ * **Receiving.** As many bytes are taken out of the kernel's buffer as records have whose text the caller has room for,
+ * and are decrypted to where it wants them. What follows the last whole record is kept until the rest has arrived.
+ *
+ * A record of which the caller wants a part is kept decrypted, and its last bytes stay in the kernel's buffer: poll()
+ * goes on to report it. After one, the next is looked at before it is taken out. */
 #include "os/tls_internal.h"
 
 #include "base/buffer.h"
@@ -29,10 +30,9 @@
 #include <string.h>
 
 enum {
-    BATCH = 8, /* records: 128 KiB stay in the cache of a processor */
-    WIRE = BATCH * (TD__TLS_TEXT + TD__TLS_OVERHEAD),
+    BATCH = 16, /* records that are sent by one call; 256 KiB stay in the cache of a processor */
     SMALL = 4 << 10,
-    SCRATCH = 4 * (TD__TLS_TEXT + TD__TLS_OVERHEAD),
+    SCRATCH = 8 * TD__TLS_RECORD,
     KEY_UPDATE = 24,
     CLOSE_NOTIFY = 0,
     BAD_RECORD = 20,
@@ -173,9 +173,10 @@ static bool seal(struct td__tls *tls, uint8_t type, const uint8_t *text, size_t 
     return td__gcm_seal(&tls->out.gcm, &record, text, size, type, header + TD__TLS_HEADER);
 }
 
+/* TD__TLS_RECORD has some bytes more than a record that is sent: there is room for a header and a KeyUpdate, too. */
 static bool reserve_wire(struct td__tls *tls, size_t size)
 {
-    size_t room = size <= SMALL ? SMALL : WIRE;
+    size_t room = size <= SMALL ? SMALL : min_size(size / TD__TLS_TEXT + 1, BATCH) * TD__TLS_RECORD;
     if (tls->wire_room >= room)
         return true;
     uint8_t *wire = realloc(tls->wire, room);
@@ -203,13 +204,14 @@ static size_t fill_wire(struct td__tls *tls, struct cursor *cursor, size_t left)
                tls->out.renewable;
     if (old && !send_key_update(tls))
         return 0;
-    while (done < left && tls->wire_room - tls->wire_to > TD__TLS_OVERHEAD) {
-        size_t room = tls->wire_room - tls->wire_to - TD__TLS_OVERHEAD;
-        size_t size = min_size(min_size(left - done, TD__TLS_TEXT), room);
+    while (done < left) {
+        size_t size = min_size(left - done, TD__TLS_TEXT);
         size_t part = next_part(cursor, &bytes);
         if (part < SMALL &&
             left - done > TD__TLS_TEXT) /* a header: what follows is not copied then */
             size = min_size(size, part);
+        if (size + TD__TLS_OVERHEAD > tls->wire_room - tls->wire_to)
+            break;
         if (part >= size) {
             cursor->at += size;
         } else {
@@ -372,21 +374,20 @@ static int take_control(struct td__tls *tls, uint8_t type, const uint8_t *text, 
     return renew(&tls->in) ? 0 : ENOMEM;
 }
 
-/* Decrypts the record at `header`, of which all has arrived, to the caller's memory if that has room for it in one
- * piece, else to tls->text, while `wire` bytes of it stay in the kernel's buffer. */
-static int open_record(struct td__tls *tls, const uint8_t *header, size_t length, size_t wire,
-                       struct cursor *cursor, bool peek, size_t *done)
+/* The length of a record without its header, and of its text with padding. */
+static size_t padded_text(size_t length)
 {
-    size_t size = length - 1 - TD__GCM_TAG;
-    uint8_t *to = NULL, type;
-    bool direct = !peek && size && next_part(cursor, &to) >= size;
-    if (!direct && !tls->text)
-        tls->text = malloc(TD__TLS_TEXT + 256);
-    if (!direct)
-        to = tls->text;
-    if (!to)
-        return ENOMEM;
+    return length - 1 - TD__GCM_TAG;
+}
+
+/* Decrypts the record at `header` to `to`. *data gets how much of it is of the caller's. */
+static int decrypt(struct td__tls *tls, const uint8_t *header, size_t length, uint8_t *to,
+                   size_t *data)
+{
+    size_t size = padded_text(length);
+    uint8_t type;
     struct td__gcm_record record = next_record(&tls->in, header);
+    *data = 0;
     if (!td__gcm_open(&tls->in.gcm, &record, header + TD__TLS_HEADER, size, &type, to))
         return fail_changed(tls, "bad record mac");
     while (!type && size) /* padding */
@@ -395,15 +396,52 @@ static int open_record(struct td__tls *tls, const uint8_t *header, size_t length
         return fail_changed(tls, "data length too long");
     if (type != TD__TLS_DATA)
         return take_control(tls, type, to, size);
+    *data = size;
+    return 0;
+}
+
+/* A record that is not in the kernel's buffer any more, and for all of whose data the caller has room. */
+static int take_record(struct td__tls *tls, uint8_t *header, size_t length, struct cursor *cursor,
+                       size_t *done)
+{
+    uint8_t *to = NULL;
+    size_t data, size = padded_text(length);
+    bool direct = size && next_part(cursor, &to) >= size;
+    int error = decrypt(tls, header, length, direct ? to : header + TD__TLS_HEADER, &data);
+    if (direct)
+        cursor->at += data;
+    else
+        move_bytes(cursor, header + TD__TLS_HEADER, data, true);
+    *done += data;
+    return error;
+}
+
+/* A record of which `wire` bytes are in the kernel's buffer still: decrypted to the caller's memory if that has room for
+ * it in one piece, else to tls->text. */
+static int open_record(struct td__tls *tls, const uint8_t *header, size_t length, size_t wire,
+                       struct cursor *cursor, bool peek, size_t *done)
+{
+    size_t size = padded_text(length);
+    uint8_t *to = NULL;
+    bool direct = !peek && size && next_part(cursor, &to) >= size;
+    if (!direct && !tls->text)
+        tls->text = malloc(TD__TLS_TEXT + 256);
+    if (!direct)
+        to = tls->text;
+    if (!to)
+        return ENOMEM;
+    int error = decrypt(tls, header, length, to, &size);
     if (direct) {
+        tls->in_parts = false;
         cursor->at += size;
         *done += size;
     } else if (size) {
+        tls->in_parts = true;
         tls->text_at = 0;
         tls->text_to = size;
         tls->text_wire = wire;
     }
-    return 0;
+    return error;
 }
 
 /* The length of a record with this header; 0 where it is none. */
@@ -413,6 +451,12 @@ static size_t length_of(const uint8_t *header)
     bool right = header[0] == TD__TLS_DATA && header[1] == 3 && header[2] == 3 &&
                  length > TD__GCM_TAG && length <= TD__TLS_RECORD - TD__TLS_HEADER;
     return right ? length : 0;
+}
+
+static void keep_part(struct td__tls *tls, const uint8_t *bytes, size_t size)
+{
+    memcpy(tls->part, bytes, size);
+    tls->part_size = size;
 }
 
 /* Decrypts the `size` bytes at the front of the kernel's buffer, which are at `bytes`, as far as they are whole records
@@ -427,8 +471,7 @@ static int open_records(struct td__tls *tls, const uint8_t *bytes, size_t size,
         if (left >= TD__TLS_HEADER && !length) {
             error = fail_changed(tls, "wrong version number");
         } else if (!length || left < TD__TLS_HEADER + length) {
-            memcpy(tls->part, bytes + at, left);
-            tls->part_size = left;
+            keep_part(tls, bytes + at, left);
             at = size;
         } else {
             length += TD__TLS_HEADER;
@@ -464,6 +507,49 @@ static int complete_part(struct td__tls *tls, struct cursor *cursor, bool peek, 
     return error;
 }
 
+/* The bytes of records that have `text` bytes of text: there is no more text in so many bytes, in whatever records. */
+static size_t wire_of(size_t text)
+{
+    return text + (text + TD__TLS_TEXT - 1) / TD__TLS_TEXT * TD__TLS_OVERHEAD;
+}
+
+/* Takes records out of the kernel's buffer, the first of which may have begun in tls->part. */
+static int take_records(struct td__tls *tls, uint8_t *scratch, struct cursor *cursor, size_t left,
+                        size_t *done)
+{
+    size_t length = tls->part_size ? length_of(tls->part) : 0;
+    size_t missing = length ? TD__TLS_HEADER + length - tls->part_size : 0;
+    size_t text = length ? padded_text(length) : 0;
+    size_t more = wire_of(min_size(left - text, SCRATCH / TD__TLS_RECORD * TD__TLS_TEXT)), at = 0;
+    struct iovec parts[2] = {{tls->part + tls->part_size, missing}, {scratch, more}};
+    struct msghdr message = {.msg_iov = parts + !missing, .msg_iovlen = missing ? 2 : 1};
+    ssize_t got = recvmsg(tls->fd, &message, MSG_DONTWAIT);
+    if (got <= 0)
+        return got ? errno : length ? ECONNRESET : ENODATA;
+    size_t size = (size_t)got;
+    bool all = size < missing + more;
+    if (size < missing) {
+        tls->part_size += size;
+        return 0;
+    }
+    size -= missing;
+    tls->part_size = 0;
+    int error = length ? take_record(tls, tls->part, length, cursor, done) : 0;
+    while (!error && !tls->ended && at < size) {
+        size_t rest = size - at;
+        length = rest < TD__TLS_HEADER ? 0 : length_of(scratch + at);
+        if (rest >= TD__TLS_HEADER && !length)
+            return fail_changed(tls, "wrong version number");
+        if (!length || rest < TD__TLS_HEADER + length) {
+            keep_part(tls, scratch + at, rest);
+            break;
+        }
+        error = take_record(tls, scratch + at, length, cursor, done);
+        at += TD__TLS_HEADER + length;
+    }
+    return error ? error : all && *done ? EAGAIN : 0;
+}
+
 /* Hands out what of the first record is decrypted already. */
 static size_t take_text(struct td__tls *tls, struct cursor *cursor, bool peek)
 {
@@ -486,6 +572,10 @@ static int look(struct td__tls *tls, struct cursor *cursor, size_t left, bool pe
         tls->part = malloc(TD__TLS_RECORD);
     if (!scratch || !tls->part)
         return ENOMEM;
+    size_t begun = tls->part_size < TD__TLS_HEADER ? 0 : length_of(tls->part);
+    bool fits = tls->part_size ? begun && padded_text(begun) <= left : !tls->in_parts;
+    if (fits && !peek)
+        return take_records(tls, scratch, cursor, left, done);
     if (tls->part_size)
         return complete_part(tls, cursor, peek, done);
     size_t wanted = min_size(left + (left / TD__TLS_TEXT + 1) * TD__TLS_OVERHEAD, SCRATCH);
