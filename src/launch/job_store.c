@@ -65,7 +65,7 @@ static td_status join_any(const struct td__run_options *options, int first, int6
     int count = options->endpoint_count - first;
     td_tcp_store_options store_options = {.timeout_ms = timeout_ms > 0 ? timeout_ms : 1};
     for (int i = 0; i < count; i++) {
-        const struct td__endpoint *endpoint = &options->endpoints[first + i];
+        const struct td__store_endpoint *endpoint = &options->endpoints[first + i];
         td__endpoint_text(endpoint->host, endpoint->port, text[i], sizeof text[i]);
         addresses[i] = text[i];
     }

@@ -286,7 +286,7 @@ static td_status take_endpoints(const struct raw *raw, struct td__run_options *o
     for (const char *at = raw->endpoint; at; at = *at ? at + 1 : NULL) {
         char text[300];
         size_t size = strcspn(at, ",");
-        struct td__endpoint *endpoint = &options->endpoints[options->endpoint_count];
+        struct td__store_endpoint *endpoint = &options->endpoints[options->endpoint_count];
         if (options->endpoint_count == TD__MAX_ENDPOINTS)
             return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: more than %d are listed",
                            TD__MAX_ENDPOINTS);

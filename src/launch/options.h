@@ -59,7 +59,7 @@ struct td__run_options {
     char host[256];
     int port;       /* 0: any */
     bool port_free; /* another port will do where this one is taken */
-    struct td__endpoint {
+    struct td__store_endpoint {
         char host[256];
         int port;
     } endpoints[TD__MAX_ENDPOINTS]; /* all that --rdzv-endpoint lists; the first is the one above */
