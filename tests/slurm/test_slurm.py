@@ -114,7 +114,7 @@ class Slurm(unittest.TestCase):
         # Of a task that ends a step, srun loses the last lines now and then.
         done = run("srun", "--kill-on-bad-exit=1", "-N2", "-n2", "bash", "-c", script + " 2>$HOME/errors")
         self.assertNotEqual(done.returncode, 0)
-        said = "".join(open(path, encoding="utf-8").read() for path in glob.glob(f"{BASE}/home.*/errors"))
+        said = "".join(read(os.path.relpath(path, BASE)) for path in glob.glob(f"{BASE}/home.*/errors"))
         self.assertIn("must be the same file on all nodes", said)
         shown = run("srun", "-N2", "-n2", "bash", "-c", script, TANDEM_SECRET="from the batch script")
         self.sums(self.check(shown), 2)
