@@ -211,62 +211,6 @@ RANKS(returned_zombie, .ranks = 4, .deadline_s = 60)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* ---- Other bits --------------------------------------------------------------------------------------------------------- */
-
-/* A bit of a weight of rank 1 is another one from step 5 on. */
-static td_status flip(const char *moment, td_elastic *elastic)
-{
-    static bool flipped;
-    if (td_test_rank() != 1 || flipped || strcmp(moment, "committed") ||
-        td_elastic_step(elastic) != 5)
-        return TD_OK;
-    flipped = true;
-    td_tensor *weight = td_module_parameter(td_elastic_model(elastic), "module.4.weight");
-    CHECK(weight != NULL);
-    ((uint32_t *)td_tensor_data(weight))[77] ^= 1u << 11;
-    return TD_OK;
-}
-
-static void notice_flip(td_elastic_policy policy)
-{
-    struct elastic_plan plan = {.options.check_every = 1, .options.mismatch = policy};
-    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
-    bool two = td_test_size() == 2;
-    td_test_barrier();
-    td__elastic_probe = flip;
-    struct elastic_outcome outcome = train(&plan, NULL);
-    td__elastic_probe = NULL;
-    if (policy == TD_ELASTIC_REPORT || td_test_rank() == 1 || two) {
-        CHECK_EQ(outcome.status, TD_ERR_MISMATCH);
-        CHECK_CONTAINS(td_last_error(), "after step 5");
-        CHECK_CONTAINS(td_last_error(),
-                       two ? "ranks 0, 1 have different weights" : "rank 1 has other weights");
-        CHECK(!td_is_initialized());
-        return;
-    }
-    CHECK_OK(outcome.status);
-    CHECK(outcome.weights == alone.weights && outcome.ranks == 2);
-    CHECK_OK(td_destroy_process_group());
-}
-
-RANKS(flip_of_two, .ranks = 2)
-{
-    CHECK_OK(td_init_process_group(NULL));
-    notice_flip(TD_ELASTIC_EXCLUDE);
-}
-
-RANKS(flip_of_three, .ranks = 3)
-{
-    CHECK_OK(td_init_process_group(NULL));
-    notice_flip(TD_ELASTIC_REPORT);
-}
-
-RANKS(flip_is_excluded, .ranks = 3)
-{
-    CHECK_OK(td_init_process_group(NULL));
-    notice_flip(TD_ELASTIC_EXCLUDE);
-}
-
 /* ---- A slow rank ---------------------------------------------------------------------------------------------------------- */
 
 static int reports;

@@ -138,7 +138,9 @@ typedef struct td_elastic_options {
     int64_t checkpoint_every;
     int checkpoint_keep;
 
-    int64_t check_every; /* steps after which the weights of all ranks are compared; 0: not */
+    /* Each step compares 256 KiB of the weights of all ranks, and of the reduced gradients, other ones in the next step. After so
+     * many steps it compares all weights; 0: never. TANDEM_FLIP has a bit flipped, to see it found: docs/elastic.md. */
+    int64_t check_every;
     /* What follows where weights or gradients differ. TD_ELASTIC_REPORT: TD_ERR_MISMATCH on all ranks. */
     td_elastic_policy mismatch;
     int64_t
@@ -198,7 +200,7 @@ TD_API td_group *td_elastic_group(const td_elastic *elastic);
 TD_API bool td_elastic_stopped(const td_elastic *elastic);
 /** The model that slices are computed with: for evaluation between two runs. NULL for plain memory. */
 TD_API td_module *td_elastic_model(const td_elastic *elastic);
-/** Compares the weights after the next step, whatever check_every is. To be called on any rank, also in slice_fn. */
+/** Compares all weights after the next step, whatever check_every is. To be called on any rank, also in slice_fn. */
 TD_API void td_elastic_check(td_elastic *elastic);
 
 typedef struct td_elastic_stats {

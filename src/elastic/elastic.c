@@ -260,6 +260,7 @@ static td_status fill(td_elastic *elastic)
     options->audit = options->checkpoint = NULL;
     TD_TRY(copy_text(&checkpoint));
     options->checkpoint = checkpoint;
+    TD_TRY(td__flip_read(elastic));
     elastic->slices = options->slices ? options->slices : default_slices(options);
     if (options->straggler_factor == 0)
         options->straggler_factor = 2;

@@ -2,7 +2,7 @@
  *
  * A rank enters it when the outcome of the step is complete in its memory. So a rank that has its result knows that all
  * have the outcome, and commits; and when it dies then, the others can. Beside that, a vote carries what the ranks decide
- * together, so that it costs no call of its own: hashes of the weights before the step and of a part of the outcome, whether
+ * together, so that it costs no call of its own: hashes of parts of the weights before the step and of the outcome, whether
  * a signal has come, whether newcomers wait, and how long a slice took.
  *
  * Ranks with other hashes than more than half are the ones that differ. Nothing has been committed yet: they are excluded,
@@ -20,10 +20,9 @@
 
 enum {
     STOP = 1,    /* a signal has come */
-    CHECK = 2,   /* the program asks for a comparison of the weights */
-    WEIGHTS = 4, /* the hash of the weights is there */
-    WAITING = 8, /* processes wait to be admitted */
-    LEAVE = 16,  /* the launcher has this rank leave */
+    CHECK = 2,   /* the program asks for a comparison of all weights */
+    WAITING = 4, /* processes wait to be admitted */
+    LEAVE = 8,   /* the launcher has this rank leave */
     STRAGGLER_STEPS = 20,
 };
 
@@ -34,8 +33,8 @@ struct vote {
     uint32_t flags, reserved;
 };
 
-/* Whether the weights are compared in this step: all ranks know it. A newcomer's are, since they are a copy. */
-static bool compares(const td_elastic *elastic)
+/* Whether all weights are compared in this step, and not a part of them: all ranks know it. A newcomer's are a copy. */
+static bool compares_all(const td_elastic *elastic)
 {
     int64_t every = elastic->options.check_every;
     return elastic->active_size < elastic->size || elastic->check_due ||
@@ -54,11 +53,9 @@ static td_status fill_vote(td_elastic *elastic, struct vote *vote)
     const struct td__orders *orders = td__orders_find();
     if (orders && atomic_load(&orders->leave))
         vote->flags |= LEAVE;
-    if (compares(elastic)) {
-        vote->flags |= WEIGHTS;
-        TD_TRY(td__elastic_hash_weights(elastic, &vote->weights));
-    }
-    return td__elastic_hash_outcome(elastic, &vote->outcome);
+    TD_TRY((compares_all(elastic) ? td__elastic_hash_all : td__elastic_hash_part)(
+        elastic, TD__PIECES_WEIGHTS, &vote->weights));
+    return td__elastic_hash_part(elastic, TD__PIECES_OUTCOME, &vote->outcome);
 }
 
 /* ---- Other bits ------------------------------------------------------------------------------------------------- */
@@ -204,7 +201,6 @@ static td_status take_votes(td_elastic *elastic, const struct vote *votes)
 {
     uint32_t flags = 0;
     int leaving = 0;
-    bool weights = true;
     for (int r = 0; r < elastic->size; r++) {
         const struct vote *vote = &votes[r];
         if (vote->step != td__elastic_committed(elastic))
@@ -213,12 +209,10 @@ static td_status take_votes(td_elastic *elastic, const struct vote *votes)
                            "; every rank must call td_elastic_run() alike",
                            elastic->ranks[r], vote->step, td__elastic_committed(elastic));
         flags |= vote->flags;
-        weights &= (vote->flags & WEIGHTS) != 0;
         leaving += (vote->flags & LEAVE) != 0;
     }
     TD_TRY(compare_bits(elastic, votes, false));
-    if (weights)
-        TD_TRY(compare_bits(elastic, votes, true));
+    TD_TRY(compare_bits(elastic, votes, true));
     elastic->check_due = flags & CHECK;
     elastic->admit_due = (flags & WAITING) && elastic->size < elastic->slices;
     /* Where all leave, none is left that could go on. */

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* Of the outcome this much is read in a step: what is enough to find memory that is broken within some steps, and costs
+/* This much of weights and of the outcome is read in a step: what is enough to find other bits within some steps, and costs
  * little beside the reductions. */
 enum { SAMPLE = 1 << 18 };
 
@@ -35,11 +35,12 @@ static td_status hash_piece(const struct td__elastic_replica_piece *piece, size_
     return TD_OK;
 }
 
-td_status td__elastic_hash_weights(td_elastic *elastic, uint64_t *hash)
+td_status td__elastic_hash_all(td_elastic *elastic, enum td__elastic_replica_part kind,
+                               uint64_t *hash)
 {
     struct td__elastic_replica_pieces list = {0};
     TD_NO_GRAD;
-    td_status status = elastic->replica->ops->list(elastic->replica, TD__PIECES_WEIGHTS, &list);
+    td_status status = elastic->replica->ops->list(elastic->replica, kind, &list);
     *hash = 0;
     for (int i = 0; i < list.count && !status; i++)
         status = hash_piece(&list.pieces[i], 0, list.pieces[i].bytes, hash);
@@ -48,12 +49,13 @@ td_status td__elastic_hash_weights(td_elastic *elastic, uint64_t *hash)
 }
 
 /* The windows of all steps together cover all pieces, one after another. */
-td_status td__elastic_hash_outcome(td_elastic *elastic, uint64_t *hash)
+td_status td__elastic_hash_part(td_elastic *elastic, enum td__elastic_replica_part kind,
+                                uint64_t *hash)
 {
     struct td__elastic_replica_pieces list = {0};
     size_t total = 0;
     TD_NO_GRAD;
-    td_status status = elastic->replica->ops->list(elastic->replica, TD__PIECES_OUTCOME, &list);
+    td_status status = elastic->replica->ops->list(elastic->replica, kind, &list);
     for (int i = 0; i < list.count; i++)
         total += list.pieces[i].bytes;
     size_t windows = (total + SAMPLE - 1) / SAMPLE;

@@ -20,7 +20,8 @@ struct td__elastic_replica_piece {
     td_tensor *tensor; /* contiguous; NULL: plain memory */
     void *data;
     size_t bytes;
-    bool moves; /* a pass changes it, and sets it back: it is copied before the step for others */
+    bool
+        moves; /* a buffer: a pass changes it, and sets it back; so it is copied before the step for others */
 };
 
 struct td__elastic_replica_pieces {
@@ -30,8 +31,8 @@ struct td__elastic_replica_pieces {
 
 enum td__elastic_replica_part {
     TD__PIECES_STATE,   /* all that a step reads and its commit writes */
-    TD__PIECES_WEIGHTS, /* of these what is the same in every program: what hashes are of */
-    TD__PIECES_OUTCOME, /* what a commit needs of the step: reduced gradients, and buffers for after it */
+    TD__PIECES_WEIGHTS, /* of these what is the same in every program: parameters, then buffers */
+    TD__PIECES_OUTCOME, /* what a commit needs of the step: reduced gradients, then buffers for after it */
 };
 
 /* A replica has the state of the training, and at the end of a step what the next state is made of. Between the two nothing
@@ -117,6 +118,15 @@ struct td__catch_up;
 struct td__elastic_watch;
 struct td__audit;
 
+/* A bit that is to be flipped (elastic_inject.c). */
+enum td__flip_kind { TD__FLIP_NONE, TD__FLIP_PARAMETER, TD__FLIP_GRADIENT };
+
+struct td__flip {
+    enum td__flip_kind kind;
+    int rank;          /* of the world */
+    int64_t step, bit; /* -1: the one in the middle */
+};
+
 /* How one rank has fared lately. */
 struct td__pace {
     double ms; /* for a slice */
@@ -170,6 +180,7 @@ struct td_elastic {
     double loss;               /* the mean of all slices of the step … */
     double committed_loss;     /* … and of the last one that was committed */
     struct td__pace *paces;    /* by rank in `all` */
+    struct td__flip flip;
     td_elastic_stats stats;
     int64_t step_total_ns, timed_steps, agreement_total_ns, hash_total_ns, agreements;
     pthread_mutex_t lock; /* guards stats */
@@ -308,8 +319,18 @@ void td__audit_close(struct td__audit *audit);
 /** A hash of bytes, which differs where a bit does; equal hashes of other bytes are a matter of 2^-64. */
 uint64_t td__bit_hash(const void *data, size_t bytes, uint64_t seed);
 
-/** Of all weights, or of a part of the outcome, which is another one in each step. */
-td_status td__elastic_hash_weights(td_elastic *elastic, uint64_t *hash);
-td_status td__elastic_hash_outcome(td_elastic *elastic, uint64_t *hash);
+/** Of all that there is of a kind. */
+td_status td__elastic_hash_all(td_elastic *elastic, enum td__elastic_replica_part kind,
+                               uint64_t *hash);
+/** Of a part of it, which is another one in each step. */
+td_status td__elastic_hash_part(td_elastic *elastic, enum td__elastic_replica_part kind,
+                                uint64_t *hash);
+
+/* ---- Flipped bits (elastic_inject.c) ------------------------------------------------------------------------------- */
+
+/** Reads TANDEM_FLIP. */
+td_status td__flip_read(td_elastic *elastic);
+/** Flips the bit, if this is its rank and step; the gradients of the step are complete, or it is not begun yet. */
+td_status td__flip_at(td_elastic *elastic, enum td__flip_kind moment);
 
 #endif

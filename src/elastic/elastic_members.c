@@ -143,7 +143,7 @@ static td_status stand(td_elastic *elastic, struct standing *own)
         own->shape = td__bit_hash(text.data, text.size, 0);
     td__buffer_free(&text);
     bool compares = !elastic->established && !td__elastic_is_divided(elastic);
-    return compares && !status ? td__elastic_hash_weights(elastic, &own->weights) : status;
+    return compares && !status ? td__elastic_hash_all(elastic, TD__PIECES_WEIGHTS, &own->weights) : status;
 }
 
 /* The rank whose state counts: the first of those that are the farthest; *any: one has a state at all. */

@@ -146,9 +146,11 @@ static td_status list_outcome(struct module_replica *replica,
     struct td__ddp *ddp = ddp_of(replica);
     for (int b = 0; b < ddp->buckets.count; b++)
         TD_TRY(td__pieces_add_tensor(list, ddp->buckets.buckets[b].buffer));
-    int held = td__ddp_held_buffers(ddp, replica->held);
+    int held = td__ddp_held_buffers(ddp, replica->held), first = list->count;
     for (int i = 0; i < held; i++)
         TD_TRY(td__pieces_add_tensor(list, replica->held[i]));
+    for (int i = first; i < list->count; i++)
+        list->pieces[i].moves = true;
     return TD_OK;
 }
 

@@ -211,10 +211,14 @@ static td_status agree(td_elastic *elastic)
 td_status td__elastic_attempt(td_elastic *elastic)
 {
     elastic->step_ns = td__now_ns();
-    td_status status = td__catch_up_begin(elastic);
+    td_status status = td__flip_at(elastic, TD__FLIP_PARAMETER);
+    if (!status)
+        status = td__catch_up_begin(elastic);
     td__elastic_at(elastic->established ? "begun" : "caught", elastic);
     if (!status && elastic->established && !elastic->ready)
         status = compute(elastic);
+    if (!status)
+        status = td__flip_at(elastic, TD__FLIP_GRADIENT);
     if (!status)
         status = td__catch_up_finish(elastic);
     TD_TRY(status);
