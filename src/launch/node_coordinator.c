@@ -473,7 +473,7 @@ static void fill_address(struct td__node_peer *peer, const char *host, struct td
     if (!node->address[0] && !td__address_is_local(&remote))
         td__address_host(&remote, node->address, sizeof node->address);
     if (!node->address[0] && strlen(host) < sizeof node->address)
-        snprintf(node->address, sizeof node->address, "%s", host); /* it is where this one is */
+        td__text_add(node->address, sizeof node->address, "%s", host); /* where this one is */
 }
 
 static void on_join(struct td__node *node, struct td__node_peer *peer, struct td__span body)

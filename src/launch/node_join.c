@@ -5,6 +5,7 @@
 
 #include "base/fail.h"
 #include "base/host.h"
+#include "base/text.h"
 #include "os/address.h"
 #include "os/auth_listener.h"
 #include "os/socket.h"
@@ -162,8 +163,8 @@ td_status td__node_join(struct td__node *node)
     node->roster.store_port = td_tcp_store_port(node->store);
     node->roster.store_term = 1;
     if (options->nnodes > 1 && strlen(options->host) < sizeof node->roster.store_address)
-        snprintf(node->roster.store_address, sizeof node->roster.store_address, "%s",
-                 options->host);
+        td__text_add(node->roster.store_address, sizeof node->roster.store_address, "%s",
+                     options->host);
     if (td__store_is_replicated(options))
         TD_TRY(td__node_store_open(node, rank == 0, host));
     if (rank == 0) {
