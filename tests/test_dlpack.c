@@ -193,6 +193,7 @@ TEST(refuses_what_does_not_fit)
     REFUSED((t->dtype = (DLDataType){10, 8, 1}), TD_ERR_UNSUPPORTED, "type code 10");
     REFUSED(t->device.device_type = 8, TD_ERR_UNSUPPORTED, "8 (kDLMetal)");
     REFUSED(t->device.device_type = 99, TD_ERR_UNSUPPORTED, "99");
+    REFUSED(t->device.device_type = -1, TD_ERR_UNSUPPORTED, "-1 (none)");
     REFUSED((t->device = (DLDevice){2, 7}), TD_ERR_INVALID, "cuda:7");
     REFUSED((t->device = (DLDevice){2, -1}), TD_ERR_INVALID, "cuda:-1");
     check_refused(sample(), td_device_get("cuda:0"), TD_ERR_INVALID, "td_tensor_to()");
@@ -410,6 +411,13 @@ TEST(memory_of_an_accelerator)
     CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
     CHECK_CONTAINS(td_last_error(), "td_device_ops.dlpack_type");
     td_tensor_release(x);
+    /* 0 is no type, and not that of a kind without one. */
+    REFUSED(t->device.device_type = 0, TD_ERR_UNSUPPORTED, "0 (none)");
+    DLManagedTensor none = sample();
+    none.dl_tensor.device = (DLDevice){0, 1};
+    check_refused(none, toy, TD_ERR_INVALID, "0 (none), which is not toy:1");
+    check_refused(none, td_device_get("meta"), TD_ERR_INVALID, "meta");
+    check_refused(sample(), td_device_get("meta"), TD_ERR_INVALID, "meta");
 
     ops = *toy_ops();
     ops.kind = "ext";

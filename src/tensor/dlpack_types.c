@@ -66,11 +66,12 @@ static const struct device_type {
 
 static const struct device_type *find_type(int type)
 {
+    static const struct device_type none = {0, "none", NULL, false};
     static const struct device_type unknown = {0, "a later one", NULL, false};
     for (size_t i = 0; i < sizeof device_types / sizeof device_types[0]; i++)
         if (device_types[i].type == type)
             return &device_types[i];
-    return &unknown;
+    return type > 0 ? &unknown : &none;
 }
 
 /* DLPack's type of a kind; 0: none. */
@@ -90,7 +91,7 @@ static const char *kind_of(const char *call, const struct device_type *type, int
 {
     const struct td__device_kind *kind, *found = NULL;
     for (int i = 0; (kind = td__kind_number(i)); i++) {
-        if (type_of(kind) != number)
+        if (!number || type_of(kind) != number) /* 0 is a kind without a type */
             continue;
         if (found) {
             td_fail(TD_ERR_INVALID,
@@ -129,7 +130,7 @@ td_device *td__dlpack_device(const char *call, struct td__dl_device from, td_dev
         return td__host_device();
     if (wanted) {
         wanted = td__use_device(call, wanted);
-        bool fits = wanted && !wanted->is_host && type_of(wanted->kind) == from.type &&
+        bool fits = wanted && !wanted->is_host && from.type && type_of(wanted->kind) == from.type &&
                     wanted->index == from.id;
         return !wanted || fits ? wanted : fail_other(call, from, wanted);
     }
