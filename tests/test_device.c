@@ -2,9 +2,11 @@
 #include "runner.h"
 #include "toy_device.h"
 
+#include <tandem/kernels.h>
 #include <tandem/tandem.h>
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -365,6 +367,19 @@ TEST(tables_of_other_versions_are_refused)
     ops.version = 0;
     CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_MISMATCH, "too old");
     ops.version = TD_DEVICE_OPS_VERSION;
+    const uint32_t short_sizes[] = {0, 1, offsetof(td_device_ops, fill),
+                                    offsetof(td_device_ops, kernels) + 4};
+    for (size_t i = 0; i < sizeof short_sizes / sizeof *short_sizes; i++) {
+        ops.size = short_sizes[i];
+        CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_INVALID, "set `size` to");
+        CHECK_CONTAINS(td_last_error(), "next");
+    }
+    ops.size = sizeof ops;
+    td_kernels kernels = *ops.kernels;
+    kernels.version = TD_KERNELS_VERSION + 1;
+    ops.kernels = &kernels;
+    CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_MISMATCH, "kernels, which is too new");
+    ops.kernels = toy_ops()->kernels;
     ops.kind = "toy";
     CHECK_FAILS(td_register_device(&ops, NULL), TD_ERR_STATE, "registered already");
     ops.kind = "no/name";

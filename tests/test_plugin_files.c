@@ -101,7 +101,8 @@ TEST(a_negative_result_is_remembered)
     make_folder(in_temp("x"));
     copy_file(BUILT("good"), in_temp("x/tandem_good.so"));
     CHECK(!is_found("good"));
-    CHECK_FAILS(td_load_plugin("nothing"), TD_ERR_INVALID, "no plug-in tandem_nothing.so in ");
+    CHECK_FAILS(td_load_plugin("nothing"), TD_ERR_INVALID,
+                "td_load_plugin: there is no plug-in tandem_nothing.so in ");
     CHECK_CONTAINS(td_last_error(), in_temp("x"));
     CHECK(is_found("good"));
 }

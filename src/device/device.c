@@ -8,6 +8,7 @@
 #include "plugin/plugins.h"
 
 #include <ctype.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -254,8 +255,13 @@ static td_status check_version(const char *what, const char *kind, uint32_t vers
                    kind, version, what, version < library ? "old" : "new", library);
 }
 
-static td_status check_ops(const td_device_ops *ops)
+static td_status check_ops(const td_device_ops *ops, const char *kind, uint32_t size)
 {
+    if (size < offsetof(td_device_ops, breaks_fork)) /* the table of the first headers ends there */
+        return td_fail(TD_ERR_INVALID,
+                       "td_register_device: the table of %s has %u bytes, and version %u of it at "
+                       "least %zu; set `size` to sizeof(td_device_ops)",
+                       kind, size, TD_DEVICE_OPS_VERSION, offsetof(td_device_ops, breaks_fork));
     if (!ops->count || !ops->open || !ops->alloc || !ops->free || !ops->stream_create ||
         !ops->stream_destroy || !ops->stream_synchronize || !ops->stream_query ||
         !ops->event_create || !ops->event_destroy || !ops->event_record || !ops->event_wait ||
@@ -321,7 +327,7 @@ td_status td_register_device(const td_device_ops *ops, void *arg)
     if (!kind)
         return td__fail_nomem("td_register_device");
     complete(&kind->ops, sizeof kind->ops, ops, ops->size);
-    td_status status = check_ops(&kind->ops);
+    td_status status = check_ops(&kind->ops, ops->kind, ops->size);
     if (!status) {
         complete(&kind->kernels, sizeof kind->kernels, ops->kernels, ops->kernels->size);
         memcpy(kind->name, ops->kind, strlen(ops->kind));

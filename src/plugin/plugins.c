@@ -304,8 +304,8 @@ static td_status find_name(const char *name, struct td__plugin **found)
     TD_TRY(look_up(name, found));
     if (*found)
         return TD_OK;
-    td__plugin_explain(name, text, sizeof text);
-    return td_fail(TD_ERR_INVALID, "td_load_plugin%s", text);
+    td__plugin_explain(name, text, sizeof text); /* begins with "; " */
+    return td_fail(TD_ERR_INVALID, "td_load_plugin: %s", text + (*text ? 2 : 0));
 }
 
 td_status td_load_plugin(const char *name_or_path)
