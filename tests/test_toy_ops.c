@@ -111,6 +111,7 @@ TEST(what_the_device_lacks_is_named)
     CHECK_CONTAINS(td_last_error(), "toy");
     CHECK(!td_argmax(x, 1, false));
     CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
+    CHECK_CONTAINS(td_last_error(), "arg_reduce (max) of f32: toy:0 has no such kernel");
     CHECK(!td_exp(td_ones(TD_SHAPE(3), TD_I64, toy))); /* at the call, and not later */
     CHECK_EQ(td_last_status(), TD_ERR_UNSUPPORTED);
     CHECK_CONTAINS(td_last_error(), "toy:0");

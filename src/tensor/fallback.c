@@ -43,11 +43,13 @@ static bool is_first(const struct td__device_kind *kind, const char *what)
     return first;
 }
 
-/* "unary (gelu) of f32" */
+/* "unary (gelu) of f32": the dtype is that of the first input, or of the result where there is none. */
 static void describe(const struct td__operands *operands, char text[64])
 {
-    const td_tensor *any = operands->count ? *operands->at[0] : NULL;
-    for (int i = 1; i < operands->count && !any; i++)
+    const td_tensor *any = NULL;
+    for (int i = operands->written; i < operands->count && !any; i++)
+        any = *operands->at[i];
+    for (int i = 0; i < operands->written && !any; i++)
         any = *operands->at[i];
     snprintf(text, 64, "%s%s%s%s%s%s", operands->slot, operands->detail ? " (" : "",
              operands->detail ? operands->detail : "", operands->detail ? ")" : "",

@@ -170,7 +170,7 @@ static td_status run_reduce(td_reduce_kind kind, td_tensor *out, const td_tensor
 
 static td_status run_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int dim)
 {
-    RUN(arg_reduce, NULL, 1, OPERANDS(AT(out), AT(x)), least, out, x, dim);
+    RUN(arg_reduce, least ? "min" : "max", 1, OPERANDS(AT(out), AT(x)), least, out, x, dim);
 }
 
 static td_status run_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
