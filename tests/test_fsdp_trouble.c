@@ -147,13 +147,13 @@ static void fail_and_go_on(enum deed what, const char *text)
 
 RANKS(a_write_in_a_pass, .ranks = 3)
 {
-    fail_and_go_on(WRITES, "td_fsdp_gather_begin()");
+    fail_and_go_on(WRITES, "the parameter \"1.weight\" is gathered for a pass on rank ");
 }
 
 RANKS(a_write_in_a_pass_over_tcp, .ranks = 2)
 {
     setenv("TANDEM_TRANSPORT", "tcp", 1);
-    fail_and_go_on(WRITES, "td_fsdp_gather_begin()");
+    fail_and_go_on(WRITES, "the parameter \"1.weight\" is gathered for a pass on rank ");
 }
 
 RANKS(a_forward_pass_that_fails, .ranks = 3)

@@ -7,6 +7,7 @@
 #include "tensor/deferred.h"
 #include "tensor/file_memory.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -225,9 +226,25 @@ static td_status fill_shard(struct td__fsdp_param *param)
     return status;
 }
 
-static const char locked[] =
-    "a parameter of td_fsdp() that is gathered for a pass must not be written; change it between "
-    "td_fsdp_gather_begin() and td_fsdp_gather_end()";
+/* The parameter at an element of the whole. */
+static const struct td__fsdp_param *param_at(const struct td__fsdp_flat *flat, int64_t offset)
+{
+    int i = 0;
+    while (i + 1 < flat->count && flat->params[i + 1].offset <= offset)
+        i++;
+    return &flat->params[i];
+}
+
+static td_status refuse_write(const struct td__write_lock *lock, int64_t offset)
+{
+    const struct td__fsdp_flat *flat = (const void *)((const char *)lock -
+                                                      offsetof(struct td__fsdp_flat, lock));
+    return td_fail(
+        TD_ERR_STATE,
+        "the parameter \"%s\" is gathered for a pass on rank %d, and must not be written; "
+        "change it between td_fsdp_gather_begin() and td_fsdp_gather_end()",
+        param_at(flat, offset)->name, td_get_rank(flat->unit->ranks->group));
+}
 
 td_status td__flat_begin(struct td__fsdp_flat *flat, struct td__fsdp_region *region, size_t at,
                          const char *directory)
@@ -241,7 +258,8 @@ td_status td__flat_begin(struct td__fsdp_flat *flat, struct td__fsdp_region *reg
     for (int i = 0; i < flat->count && !status && !flat->is_remade; i++)
         status = fill_shard(&flat->params[i]);
     TD_TRY(status);
-    flat->whole->locked = locked;
+    flat->lock.refuse = refuse_write;
+    flat->whole->locked = &flat->lock;
     for (int i = 0; i < flat->count; i++) {
         struct td__fsdp_param *param = &flat->params[i];
         td__leaf_place_grad(param->tensor, NULL, false);

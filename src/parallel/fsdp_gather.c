@@ -99,7 +99,7 @@ static td_status gather(struct td__fsdp_flat *flat)
     td__storage_swap_memory(flat->whole, memory);
     td__storage_release(memory);
     flat->has_memory = true;
-    const char *locked = flat->whole->locked;
+    const struct td__write_lock *locked = flat->whole->locked;
     flat->whole->locked = NULL;
     td_tensor *mine = td__flat_view(flat->shard, flat->dtype, 0, td__flat_shard_count(flat));
     td_status status = mine ? td__flat_cut(flat, flat->whole, flat->compute, &flat->gather_parts)

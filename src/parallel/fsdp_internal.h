@@ -86,6 +86,7 @@ struct td__fsdp_flat {
     size_t compute_at;              /* of the whole in the dtype of passes */
 
     struct td__storage *whole; /* without memory unless it is gathered */
+    struct td__write_lock lock; /* of the whole, outside of td_fsdp_gather_begin() */
     bool has_memory;
     bool is_in; /* the tensors are whole */
     struct td__storage

@@ -286,7 +286,7 @@ void td__storage_swap_memory(struct td__storage *storage, struct td__storage *ot
 td_status td__storage_unshare(struct td__storage *storage)
 {
     if (storage->locked)
-        return td_fail(TD_ERR_STATE, "%s", storage->locked);
+        return storage->locked->refuse(storage->locked, -1);
     return td__storage_unshare_by(storage, NULL, NULL);
 }
 

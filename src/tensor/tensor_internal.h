@@ -17,6 +17,12 @@
 /* Memory that is lent (storage.c). */
 struct td__lease;
 
+/* Elements that must not be written: a write fails with what refuse() says. `offset` is that of the tensor that was to be
+ * written; -1: the storage was to be moved. */
+struct td__write_lock {
+    td_status (*refuse)(const struct td__write_lock *lock, int64_t offset);
+};
+
 struct td__storage {
     atomic_int owners;
     atomic_uint version; /* the number of td__tensor_bump_version() calls */
@@ -28,7 +34,7 @@ struct td__storage {
     td_blob_free_fn free_fn; /* frees `data`; or NULL */
     void *arg;
     atomic_int foreign; /* how many other libraries share `data` (DLPack): it does not move */
-    const char *locked; /* NULL, or why the elements must not be written: a sentence, constant */
+    const struct td__write_lock *locked; /* NULL: the elements may be written */
 };
 
 /** Allocates `bytes` bytes on `device`, which is open, aligned to 64, with one reference; `call` is for errors, and for
@@ -190,7 +196,8 @@ struct td__sharding {
 struct td__shard {
     td_shard info;
     const struct td__sharding *sharding; /* its owner clears it at its end; NULL: unknown */
-    const char *name; /* of a parameter that is whole in passes only: used elsewhere, it is an error; or NULL */
+    const char *
+        name; /* of a parameter that is whole in passes only: used elsewhere, it is an error; or NULL */
 };
 
 /** Marks a tensor as td_tensor_set_shard() does, with the ranks that have the other shards. */
@@ -243,9 +250,10 @@ static inline bool td__is_unshared(const td_tensor *tensor)
  *  nothing. */
 static inline td_status td__prepare_write(const td_tensor *tensor)
 {
-    return tensor && (td__storage_is_lent(tensor->storage) || tensor->storage->locked)
-               ? td__storage_unshare(tensor->storage)
-               : TD_OK;
+    if (tensor && tensor->storage->locked)
+        return tensor->storage->locked->refuse(tensor->storage->locked, tensor->offset);
+    return tensor && td__storage_is_lent(tensor->storage) ? td__storage_unshare(tensor->storage)
+                                                          : TD_OK;
 }
 
 /** "[2, 3]", as td__shape_text(). */
