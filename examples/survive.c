@@ -77,15 +77,15 @@ static td_group *recover(td_group *group, bool comes_back)
 
 int main(int argc, char **argv)
 {
+    setvbuf(stdout, NULL, _IOLBF, 0);   /* a killed process does not flush its buffer */
+    check(td_init_process_group(NULL)); /* a restarted rank waits here for td_group_grow() */
+    /* Read after that: a spare (tdrun --spares) has no rank before. */
     const char *rejoins = getenv("TANDEM_REJOIN"), *restarts = getenv("TORCHELASTIC_MAX_RESTARTS");
     bool back = rejoins && !strcmp(rejoins, "1"); /* tdrun has restarted this rank */
     if (argc == 4 && !strcmp(argv[1], "--die") && !back) {
         die_rank = atoi(argv[2]);
         die_step = atoi(argv[3]);
     }
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a killed process does not flush its buffer */
-
-    check(td_init_process_group(NULL)); /* a restarted rank waits here for td_group_grow() */
     own = td_get_rank(NULL);
     whole = td_get_world_size(NULL);
     if (back)

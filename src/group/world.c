@@ -6,6 +6,7 @@
 #include "group/process_group.h"
 #include "group/root.h"
 #include "store/rendezvous_schemes.h"
+#include "store/spare.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
@@ -172,6 +173,7 @@ td_status td_init_process_group(const td_init_options *options)
     options = options ? options : &none;
     td_group *group = NULL;
     td_world joined = {0};
+    TD_TRY(td__spare_wait());
     pthread_mutex_lock(&life);
     td_group *present = td__world();
     if (present && present->root->generation != td__fork_generation())
@@ -190,6 +192,8 @@ td_status td_init_process_group(const td_init_options *options)
         td__identity_set(group->rank, group->size);
     }
     pthread_mutex_unlock(&life);
+    if (!status)
+        td__spare_joined();
     return status;
 }
 

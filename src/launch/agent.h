@@ -6,6 +6,7 @@
 
 #include "launch/hosts.h"
 #include "launch/supervisor.h"
+#include "launch/spares.h"
 #include "launch/worker.h"
 #include "os/flight.h"
 #include "os/orders.h"
@@ -25,8 +26,8 @@ enum td__reason {
 struct td__attempt {
     int number;   /* from 0: how many starts there were before … */
     int restarts; /* … because a worker had failed */
-    struct td__worker *workers;
-    int count; /* of workers; 0 when there is no attempt */
+    struct td__worker *workers; /* and spares, in any order; `slot` is the place of each */
+    int count;                  /* of both; 0 when there is no attempt */
     struct td__flight_book
         book; /* of their last operations; its `map` is NULL where there is none */
 };
@@ -59,6 +60,8 @@ struct td__agent {
     int drain_listener, drain_client; /* of tdrun drain; -1: none */
     uv_poll_t drain_poll;
     bool draining;            /* this node leaves the job */
+    bool spares_wait;         /* one of them has come to where it waits for a rank */
+    bool spares_given_up;     /* the program has no use for them */
     struct rlimit file_limit; /* of the workers; it is higher here */
     int null;                 /* a descriptor of /dev/null */
 
@@ -100,7 +103,14 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker);
 /** Starts the workers again whose time has come. Not from the event loop. */
 void td__agent_restart_workers(struct td__agent *agent);
 
-/** Whether a worker is to be started again, now or later. */
+/** Has a worker that has ended started again after a pause, which is longer each time that it dies `soon` after its start; false
+ *  where it has done so too often in a row. */
+bool td__agent_plan_life(struct td__worker *worker, bool soon);
+
+/** Whether it has. */
+bool td__agent_died_soon(const struct td__worker *worker);
+
+/** Whether a worker, which is no spare, is to be started again, now or later. */
 bool td__agent_awaits_restart(const struct td__agent *agent);
 
 /** The others went on after failures, and all workers have ended now. Reports on those that failed, and finds the exit code. */
@@ -125,10 +135,16 @@ td_status td__attempt_start(struct td__agent *agent, int *exec_error);
 /** Starts the launcher of a host, which is worker->local_rank of the list (hosts_start.c). */
 td_status td__hosts_start(struct td__agent *agent, struct td__worker *worker, int *exec_error);
 
-/** Starts a worker that has ended again, alone and with its rank: a new number for the log files, an empty page
- *  in the book. Closes first what it had open, and runs the event loop for that, so it must not be called from
+/** Starts a worker, or a spare, that has ended again, alone and with its rank: a new number for the log files, an empty
+ *  page in the book. Closes first what it had open, and runs the event loop for that, so it must not be called from
  *  it; when the loop finds a reason to end, nothing is started. When it fails, the worker has ended as before. */
 td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker);
+
+/** A spare that has got its variables: has from now on the rank of `worker`, which is to be a spare in its place. */
+void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct td__worker *worker);
+
+/** Whether a worker has ended with exit code 0: the end of the job has begun. */
+bool td__attempt_ends(const struct td__attempt *attempt);
 
 /** Sends a signal to all workers that are running. */
 void td__attempt_signal(struct td__agent *agent, int signal);
@@ -143,11 +159,14 @@ struct td__worker *td__attempt_earliest(const struct td__attempt *attempt,
                                         bool (*fits)(const struct td__worker *worker),
                                         const struct td__worker *last);
 
-/** How many workers are running. */
+/** How many workers are running, without spares. */
 int td__attempt_running(const struct td__agent *agent);
 
 /** True while a worker, or a process that was signalled with it, runs. */
 bool td__attempt_lingers(const struct td__agent *agent);
+
+/** A spare waits for a rank: puts that into the book. */
+void td__attempt_note_spare(struct td__agent *agent, const struct td__worker *spare);
 
 /** Puts the ends of workers that were reaped into the book. */
 void td__attempt_note_ends(struct td__agent *agent);
@@ -161,5 +180,9 @@ void td__attempt_finish(struct td__agent *agent);
 /** The environment of a worker, ended by NULL, in one piece of memory for free(); NULL without
  *  memory. */
 char **td__environment_make(const struct td__agent *agent, const struct td__worker *worker);
+
+/** What of it is its own, for a spare that becomes this worker: "NAME=value", each ended by a 0. */
+void td__environment_put(const struct td__agent *agent, const struct td__worker *worker,
+                         struct td__buffer *variables);
 
 #endif

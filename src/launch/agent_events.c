@@ -198,7 +198,9 @@ void td__agent_on_worker_end(struct td__worker *worker)
         return;
     td__stream_settle(&worker->streams[TD__OUT]);
     td__stream_settle(&worker->streams[TD__ERR]);
-    if (td__others_go_on(agent->options))
+    if (worker->spare >= 0)
+        td__spare_ended(agent, worker);
+    else if (td__others_go_on(agent->options))
         td__agent_outlive(agent, worker);
     else
         look_for_failure(agent);

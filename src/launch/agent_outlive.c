@@ -31,7 +31,7 @@ static int count_left(const struct td__agent *agent)
 {
     int left = td__attempt_running(agent);
     for (int i = 0; i < agent->attempt.count; i++)
-        left += agent->attempt.workers[i].restart_wanted;
+        left += agent->attempt.workers[i].spare < 0 && agent->attempt.workers[i].restart_wanted;
     return left;
 }
 
@@ -46,6 +46,21 @@ static int64_t pause_ns(int short_lives)
     return !short_lives ? 0 : pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
 }
 
+bool td__agent_died_soon(const struct td__worker *worker)
+{
+    return worker->ended_ns - worker->started_ns < SHORT_LIFE_NS;
+}
+
+bool td__agent_plan_life(struct td__worker *worker, bool soon)
+{
+    worker->short_lives = soon ? worker->short_lives + 1 : 0;
+    if (worker->short_lives >= SHORT_LIVES)
+        return false;
+    worker->restart_wanted = true;
+    worker->restart_ns = worker->ended_ns + pause_ns(worker->short_lives);
+    return true;
+}
+
 /* Decides whether a worker is started again, and says that, or why not. */
 static void plan_restart(const struct td__agent *agent, struct td__worker *worker, char *text,
                          size_t room)
@@ -53,22 +68,22 @@ static void plan_restart(const struct td__agent *agent, struct td__worker *worke
     int most = agent->options->on_failure == TD__REPLACE && !agent->draining
                    ? agent->options->max_restarts
                    : 0;
-    bool soon = worker->restarts && worker->ended_ns - worker->started_ns < SHORT_LIFE_NS;
-    worker->short_lives = soon ? worker->short_lives + 1 : 0;
+    bool soon = worker->restarts && td__agent_died_soon(worker);
+    const struct td__worker *spare = td__spares_find(agent);
     if (worker->restarts >= most) {
         snprintf(text, room, "%s", most ? "it has no restarts left; " : "");
-    } else if (worker->short_lives >= SHORT_LIVES) {
+    } else if (!td__agent_plan_life(worker, soon)) {
         snprintf(text, room, "it has died within %d s of its start %d times in a row; ",
                  (int)(SHORT_LIFE_NS / 1000000000), SHORT_LIVES);
     } else {
-        int64_t pause = pause_ns(worker->short_lives);
-        worker->restart_wanted = true;
-        worker->restart_ns = worker->ended_ns + pause;
-        char later[32] = "";
+        int64_t pause = worker->restart_ns - worker->ended_ns;
+        char later[32] = "", what[64] = "starting it again";
         if (pause)
             snprintf(later, sizeof later, " in %.1f s", (double)pause / 1e9);
-        snprintf(text, room, "starting it again%s (restart %d of %d)", later, worker->restarts + 1,
-                 most);
+        if (spare)
+            snprintf(what, sizeof what, "spare %d (pid %d) takes its place", spare->spare,
+                     (int)spare->pid);
+        snprintf(text, room, "%s%s (restart %d of %d)", what, later, worker->restarts + 1, most);
     }
 }
 
@@ -112,7 +127,10 @@ static struct td__worker *next_to_restart(const struct td__agent *agent)
 
 bool td__agent_awaits_restart(const struct td__agent *agent)
 {
-    return next_to_restart(agent) != NULL;
+    for (int i = 0; i < agent->attempt.count; i++)
+        if (agent->attempt.workers[i].restart_wanted && agent->attempt.workers[i].spare < 0)
+            return true;
+    return false;
 }
 
 static void on_replacement(uv_timer_t *timer)
@@ -132,17 +150,18 @@ void td__agent_restart_workers(struct td__agent *agent)
             return;
         }
         worker->restart_wanted = false;
-        if (td__attempt_restart(agent, worker))
+        if (worker->spare >= 0 ? td__attempt_ends(&agent->attempt) : td__spares_give(agent, worker))
+            continue;
+        if (!td__attempt_restart(agent, worker))
+            continue;
+        if (worker->spare >= 0)
+            td__spare_not_started(agent, worker);
+        else
             td__console_say(&agent->console, "%s; the others go on without it", td__error_text());
     }
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */
-
-static bool ended_well(const struct td__worker *worker)
-{
-    return worker->pid && !worker->running && worker->status == 0;
-}
 
 /* The next one that failed after `last`, in the order in which they did; NULL for none. */
 static struct td__worker *next_failure(const struct td__attempt *attempt,
@@ -155,11 +174,12 @@ static void report(struct td__agent *agent, const struct td__worker *first)
 {
     const struct td__attempt *attempt = &agent->attempt;
     char sentence[512];
-    int failures = 0, well = 0;
-    for (int i = 0; i < attempt->count; i++)
-        well += ended_well(&attempt->workers[i]);
-    td__console_say(&agent->console, "%d of %d workers ended with exit code 0", well,
-                    attempt->count);
+    int failures = 0, well = 0, count = 0;
+    for (int i = 0; i < attempt->count; i++) {
+        well += td__worker_ended_well(&attempt->workers[i]);
+        count += attempt->workers[i].spare < 0;
+    }
+    td__console_say(&agent->console, "%d of %d workers ended with exit code 0", well, count);
     for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker)) {
         if (failures++ >= NAMED)
             continue;
@@ -176,7 +196,7 @@ void td__agent_close_kept_attempt(struct td__agent *agent)
 {
     const struct td__attempt *attempt = &agent->attempt;
     const struct td__worker *first = next_failure(attempt, NULL);
-    const struct td__worker *end = td__attempt_earliest(attempt, ended_well, NULL);
+    const struct td__worker *end = td__attempt_earliest(attempt, td__worker_ended_well, NULL);
     if (agent->reason || !first)
         return;
     report(agent, first);

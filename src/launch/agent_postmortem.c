@@ -34,7 +34,7 @@ static bool take(struct td__agent *agent, const struct td__worker *first,
                  struct td__postmortem *postmortem)
 {
     td__attempt_note_ends(agent);
-    if (!td__postmortem_of_book(&agent->attempt.book, first ? first->local_rank : -1, postmortem))
+    if (!td__postmortem_of_book(&agent->attempt.book, first ? first->slot : -1, postmortem))
         return true;
     td__console_say(&agent->console, "%s", td__error_text());
     return false;
@@ -67,8 +67,7 @@ void td__agent_describe_place(struct td__agent *agent, const struct td__worker *
     text[0] = 0;
     if (!agent->attempt.book.map || !take(agent, worker, &postmortem))
         return;
-    const struct td__postmortem_rank *rank = td__postmortem_rank_of(&postmortem,
-                                                                    worker->local_rank);
+    const struct td__postmortem_rank *rank = td__postmortem_rank_of(&postmortem, worker->slot);
     if (rank && td__postmortem_has_any(&postmortem))
         td__postmortem_where(rank, text, room);
     if (agent->options->postmortem_file)

@@ -2,6 +2,7 @@
 #include "launch/agent.h"
 #include "launch/drain.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 
 #include <errno.h>
@@ -71,34 +72,48 @@ td_status td__attempt_prepare(struct td__agent *agent)
 
 /* ---- Starting -------------------------------------------------------------------------------- */
 
+/* Whose settings a worker's output has: a spare has those of a local rank, too. */
+static int model_of(const struct td__agent *agent, const struct td__worker *worker)
+{
+    return (worker->spare < 0 ? worker->local_rank : worker->spare) % agent->options->nproc;
+}
+
 /* How a stream of a worker is shown: depends on the options, and on whether the console is a terminal. */
-static enum td__stream_style style_of(const struct td__agent *agent, int local_rank, int which)
+static enum td__stream_style style_of(const struct td__agent *agent,
+                                      const struct td__worker *worker, int which)
 {
     const struct td__run_options *options = agent->options;
     int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
-    bool to_file_only = (options->redirect[local_rank] & bit) && !(options->tee[local_rank] & bit);
-    if (!options->shown[local_rank] || to_file_only)
+    int model = model_of(agent, worker);
+    bool to_file_only = (options->redirect[model] & bit) && !(options->tee[model] & bit);
+    if (!options->shown[model] || to_file_only)
         return TD__STYLE_HIDDEN;
     if (!agent->console.to[which]->terminal || options->hosts.count || options->served_host)
         return TD__STYLE_LINES;
-    return options->nproc == 1 ? TD__STYLE_RAW : TD__STYLE_SCREEN;
+    return options->nproc + options->spares == 1 ? TD__STYLE_RAW : TD__STYLE_SCREEN;
 }
 
 static void set_prefix(struct td__stream *stream, const struct td__agent *agent,
                        const struct td__worker *worker, bool teed)
 {
     static const int colours[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
-    int colour = colours[(size_t)worker->rank % (sizeof colours / sizeof *colours)];
+    bool spare = worker->spare >= 0;
+    int colour = colours[(size_t)(spare ? worker->spare : worker->rank) %
+                         (sizeof colours / sizeof *colours)];
+    char name[32];
+    snprintf(name, sizeof name, spare ? "spare %d" : "%d", spare ? worker->spare : worker->rank);
+    stream->prefix[0] = '\0'; /* the lines of a host have theirs */
     if (worker->host)
-        stream->prefix[0] = '\0'; /* its lines have theirs */
-    else if (agent->options->served_host)
-        snprintf(stream->prefix, sizeof stream->prefix, "[%s:%d] ", agent->options->served_host,
-                 worker->rank);
+        return;
+    if (agent->options->served_host)
+        snprintf(stream->prefix, sizeof stream->prefix, "[%s:%s] ", agent->options->served_host,
+                 name);
     else if (stream->style == TD__STYLE_SCREEN && agent->console.colour)
-        snprintf(stream->prefix, sizeof stream->prefix, "\033[%dm[%d]\033[0m ", colour,
-                 worker->rank);
+        snprintf(stream->prefix, sizeof stream->prefix, "\033[%dm[%s]\033[0m ", colour, name);
     else if (stream->style == TD__STYLE_SCREEN)
-        snprintf(stream->prefix, sizeof stream->prefix, "[%d] ", worker->rank);
+        snprintf(stream->prefix, sizeof stream->prefix, "[%s] ", name);
+    else if (stream->style == TD__STYLE_LINES && teed && spare)
+        snprintf(stream->prefix, sizeof stream->prefix, "[%s]:", name);
     else if (stream->style == TD__STYLE_LINES && teed)
         snprintf(stream->prefix, sizeof stream->prefix, "[%.255s%d]:", agent->options->role,
                  worker->local_rank);
@@ -109,13 +124,27 @@ static void on_control(void *arg, const char *line, size_t size)
     td__hosts_take_control(arg, line, size);
 }
 
-static td_status prepare_streams(struct td__agent *agent, struct td__worker *worker)
+static const int stream_bits[] = {TD__STREAM_STDOUT, TD__STREAM_STDERR};
+
+static td_status open_log(struct td__agent *agent, const struct td__worker *worker, int which,
+                          struct td__log_file *log)
 {
     static const char *const names[] = {"stdout", "stderr"};
-    static const int bits[] = {TD__STREAM_STDOUT, TD__STREAM_STDERR};
+    int model = model_of(agent, worker), number = agent->attempt.number + worker->restarts;
+    char owner[32];
+    if (!((agent->options->redirect[model] | agent->options->tee[model]) & stream_bits[which]))
+        return TD_OK;
+    snprintf(owner, sizeof owner, worker->spare < 0 ? "%d" : "spare_%d",
+             worker->spare < 0 ? worker->local_rank : worker->spare);
+    return td__log_file_open(log, &agent->logs, number, owner, names[which]);
+}
+
+static td_status prepare_streams(struct td__agent *agent, struct td__worker *worker)
+{
     for (int which = TD__OUT; which <= TD__ERR; which++) {
         struct td__stream *stream = &worker->streams[which];
-        bool teed = agent->options->tee[worker->local_rank] & bits[which];
+        bool teed = agent->options->tee[model_of(agent, worker)] & stream_bits[which];
+        stream->style = style_of(agent, worker, which);
         set_prefix(stream, agent, worker, teed);
         if (worker->host && which == TD__ERR) {
             stream->on_control = on_control;
@@ -123,23 +152,39 @@ static td_status prepare_streams(struct td__agent *agent, struct td__worker *wor
             stream->muted =
                 true; /* what ssh says before tdrun does is for the sentence on a failure */
         }
-        if (teed || (agent->options->redirect[worker->local_rank] & bits[which]))
-            TD_TRY(td__log_file_open(&stream->log, &agent->logs,
-                                     agent->attempt.number + worker->restarts, worker->local_rank,
-                                     names[which]));
+        TD_TRY(open_log(agent, worker, which, &stream->log));
     }
     return TD_OK;
 }
 
-static struct td__worker make_worker(struct td__agent *agent, int local_rank, int restarts)
+/* What takes a place of the attempt at the start: first the workers, then the spares. */
+static struct td__worker find_place(const struct td__agent *agent, int slot)
+{
+    int nproc = agent->options->nproc;
+    return slot < nproc ? (struct td__worker){.slot = slot,
+                                              .spare = -1,
+                                              .local_rank = slot,
+                                              .rank = agent->world.rank + slot}
+                        : (struct td__worker){
+                              .slot = slot, .spare = slot - nproc, .local_rank = -1, .rank = -1};
+}
+
+/* A worker, or a spare, that can be started, at the place of another one, or of none. */
+static struct td__worker make_worker(struct td__agent *agent, const struct td__worker *place,
+                                     int restarts)
 {
     struct td__worker worker = {
-        .local_rank = local_rank,
-        .rank = agent->world.rank + local_rank,
+        .slot = place->slot,
+        .spare = place->spare,
+        .local_rank = place->local_rank,
+        .rank = place->rank,
         .restarts = restarts,
+        .short_lives = place->short_lives,
         .exit_pipe = -1,
         .control = -1,
-        .host = agent->options->hosts.count ? &agent->options->hosts.at[local_rank] : NULL,
+        .link = -1,
+        .far_end = -1,
+        .host = agent->options->hosts.count ? &agent->options->hosts.at[place->slot] : NULL,
         .pidfd = -1,
         .on_end = td__agent_on_worker_end,
         .data = agent,
@@ -150,21 +195,39 @@ static struct td__worker make_worker(struct td__agent *agent, int local_rank, in
             .write_end = -1,
             .console = &agent->console,
             .which = which,
-            .style = style_of(agent, local_rank, which),
             .log = {.fd = -1},
         };
     return worker;
+}
+
+/* NULL: any. */
+static const struct td__cpus *cpus_of(const struct td__agent *agent,
+                                      const struct td__worker *worker)
+{
+    bool planned = agent->cpus && worker->spare < 0 && worker->local_rank < agent->options->nproc;
+    return planned ? &agent->cpus[worker->local_rank] : NULL;
+}
+
+static int book_rank(const struct td__worker *worker)
+{
+    return worker->spare < 0 ? worker->rank : -1 - worker->spare;
 }
 
 static td_status start_worker(struct td__agent *agent, struct td__worker *worker, int *exec_error)
 {
     int local_rank = worker->local_rank;
     struct td__attempt *attempt = &agent->attempt;
+    *exec_error = 0;
     if (worker->host)
         return td__hosts_start(agent, worker, exec_error);
+    if (worker->spare >= 0)
+        TD_TRY(td__spare_open_link(worker));
     char **envp = td__environment_make(agent, worker);
-    if (!envp)
+    if (!envp) {
+        if (worker->spare >= 0)
+            td__spare_watch_link(agent, worker, false);
         return td__fail_nomem("worker");
+    }
     struct td__child_spec spec = {
         .path = agent->job->program->path,
         .argv = td__worker_program_arguments(agent->job->program, local_rank),
@@ -173,17 +236,19 @@ static td_status start_worker(struct td__agent *agent, struct td__worker *worker
         .standard = {local_rank == 0 && !isatty(STDIN_FILENO) && !agent->options->served_host
                          ? STDIN_FILENO
                          : agent->null},
-        .keep = {agent->orders_fd, -1},
+        .keep = {agent->orders_fd, worker->far_end},
         .mask = &agent->start->mask,
         .default_signals = &agent->start->ignored,
         .file_limit = agent->file_limit.rlim_max ? &agent->file_limit : NULL,
-        .cpus = agent->cpus ? agent->cpus[local_rank].bits : NULL,
-        .cpus_size = sizeof agent->cpus->bits,
+        .cpus = cpus_of(agent, worker),
+        .cpus_size = sizeof(struct td__cpus),
     };
     td_status status = td__worker_start(worker, &agent->loop, &spec, exec_error);
     free(envp);
+    if (worker->spare >= 0)
+        td__spare_watch_link(agent, worker, !status);
     if (!status && attempt->book.map)
-        td__flight_book_started(&attempt->book, local_rank, worker->rank, worker->pid);
+        td__flight_book_started(&attempt->book, worker->slot, book_rank(worker), worker->pid);
     return status;
 }
 
@@ -195,7 +260,7 @@ static void open_book(struct td__agent *agent)
         return; /* each host has its own */
     struct td__flight_job job = {
         .pid = getppid(), /* the supervisor */
-        .slots = options->nproc,
+        .slots = options->nproc + options->spares,
         .nnodes = agent->world.nodes,
         .node_rank = agent->world.node_rank,
         .world_size = agent->world.size,
@@ -208,6 +273,12 @@ static void open_book(struct td__agent *agent)
         td__console_say(&agent->console, "%s; it does without", td__error_text());
 }
 
+void td__attempt_note_spare(struct td__agent *agent, const struct td__worker *spare)
+{
+    if (agent->attempt.book.map)
+        td__flight_log_at(agent->attempt.book.map, spare->slot)->waits = 1;
+}
+
 void td__attempt_note_ends(struct td__agent *agent)
 {
     struct td__attempt *attempt = &agent->attempt;
@@ -218,7 +289,7 @@ void td__attempt_note_ends(struct td__agent *agent)
             continue;
         td__describe_status(worker->status, what, sizeof what);
         snprintf(how, sizeof how, "%s%s", WIFSIGNALED(worker->status) ? "killed by " : "", what);
-        td__flight_book_ended(&attempt->book, worker->local_rank, worker->status, how);
+        td__flight_book_ended(&attempt->book, worker->slot, worker->status, how);
         worker->end_noted = true;
     }
 }
@@ -226,7 +297,7 @@ void td__attempt_note_ends(struct td__agent *agent)
 td_status td__attempt_start(struct td__agent *agent, int *exec_error)
 {
     struct td__attempt *attempt = &agent->attempt;
-    int count = agent->options->nproc;
+    int count = agent->options->nproc + agent->options->spares;
     *exec_error = 0;
     *attempt = (struct td__attempt){.number = agent->world.round,
                                     .restarts = agent->world.restarts};
@@ -237,13 +308,22 @@ td_status td__attempt_start(struct td__agent *agent, int *exec_error)
     attempt->workers = calloc((size_t)count, sizeof *attempt->workers);
     if (!attempt->workers)
         return td__fail_nomem("workers");
-    for (; attempt->count < count; attempt->count++)
-        attempt->workers[attempt->count] = make_worker(agent, attempt->count, 0);
+    for (; attempt->count < count; attempt->count++) {
+        struct td__worker place = find_place(agent, attempt->count);
+        attempt->workers[attempt->count] = make_worker(agent, &place, 0);
+    }
     open_book(agent);
     for (int i = 0; i < count; i++)
         TD_TRY(prepare_streams(agent, &attempt->workers[i]));
-    for (int i = 0; i < count; i++)
-        TD_TRY(start_worker(agent, &attempt->workers[i], exec_error));
+    for (int i = 0; i < count; i++) {
+        struct td__worker *worker = &attempt->workers[i];
+        td_status status = start_worker(agent, worker, exec_error);
+        if (status && worker->spare < 0)
+            return status;
+        if (status)
+            td__spare_not_started(agent, worker); /* the workers run */
+    }
+    *exec_error = 0;
     return TD_OK;
 }
 
@@ -265,11 +345,10 @@ td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker
     if (agent->reason)
         return TD_OK;
     struct td__worker before = *worker;
-    *worker = make_worker(agent, before.local_rank, before.restarts + 1);
-    worker->short_lives = before.short_lives;
+    *worker = make_worker(agent, &before, before.restarts + 1);
     td_status status = prepare_streams(agent, worker);
     if (!status) {
-        clear_page(&agent->attempt, worker->local_rank);
+        clear_page(&agent->attempt, worker->slot);
         status = start_worker(agent, worker, &exec_error);
     }
     if (status) {
@@ -282,14 +361,57 @@ td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker
     return status;
 }
 
+/* Output from now on is that of the rank. */
+static void rename_streams(struct td__agent *agent, struct td__worker *worker)
+{
+    for (int which = TD__OUT; which <= TD__ERR; which++) {
+        struct td__log_file log = {.fd = -1};
+        struct td__stream *stream = &worker->streams[which];
+        bool teed = agent->options->tee[model_of(agent, worker)] & stream_bits[which];
+        if (open_log(agent, worker, which, &log))
+            td__console_say(&agent->console, "%s; its output is not kept", td__error_text());
+        td__stream_rename(stream, style_of(agent, worker, which), &log);
+        set_prefix(stream, agent, worker, teed);
+    }
+}
+
+void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct td__worker *worker)
+{
+    struct td__attempt *attempt = &agent->attempt;
+    int number = spare->spare, lives = spare->restarts, short_lives = spare->short_lives;
+    spare->spare = -1;
+    spare->rank = worker->rank;
+    spare->local_rank = worker->local_rank;
+    spare->restarts = worker->restarts + 1;
+    spare->short_lives = worker->short_lives;
+    spare->started_ns = td__now_ns();
+    worker->spare = number;
+    worker->rank = worker->local_rank = -1;
+    worker->restarts = lives;
+    worker->short_lives = short_lives;
+    worker->restart_wanted = true;
+    worker->restart_ns = spare->started_ns;
+    rename_streams(agent, spare);
+    const struct td__cpus *cpus = cpus_of(agent, spare);
+    if (cpus)
+        td__cpus_bind(spare->pid, cpus);
+    if (!attempt->book.map)
+        return;
+    td__flight_log_at(attempt->book.map, spare->slot)->waits = 0;
+    td__flight_book_started(&attempt->book, spare->slot, spare->rank, spare->pid);
+}
+
 /* ---- While the workers run ------------------------------------------------------------------- */
 
 void td__attempt_signal(struct td__agent *agent, int signal)
 {
     bool to_end = signal != SIGTSTP && signal != SIGCONT &&
                   !td__signal_is_passed_on(signal, &agent->options->signals);
-    for (int i = 0; i < agent->attempt.count; i++)
-        td__worker_signal(&agent->attempt.workers[i], signal, to_end);
+    for (int i = 0; i < agent->attempt.count; i++) {
+        struct td__worker *worker = &agent->attempt.workers[i];
+        if (worker->spare < 0 || to_end || signal == SIGTSTP || signal == SIGCONT)
+            td__worker_signal(worker, signal, to_end);
+    }
 }
 
 static struct td__worker *find(struct td__attempt *attempt, pid_t pid)
@@ -331,11 +453,19 @@ struct td__worker *td__attempt_earliest(const struct td__attempt *attempt,
     return first;
 }
 
+bool td__attempt_ends(const struct td__attempt *attempt)
+{
+    for (int i = 0; i < attempt->count; i++)
+        if (td__worker_ended_well(&attempt->workers[i]))
+            return true;
+    return false;
+}
+
 int td__attempt_running(const struct td__agent *agent)
 {
     int running = 0;
     for (int i = 0; i < agent->attempt.count; i++)
-        running += agent->attempt.workers[i].running;
+        running += agent->attempt.workers[i].running && agent->attempt.workers[i].spare < 0;
     return running;
 }
 

@@ -129,13 +129,27 @@ static void put_rank(struct td__buffer *out, const struct td__postmortem *postmo
                        state_name(rank), age, rank->rate < 10 ? 1 : 0, rank->rate, text);
 }
 
+static void put_spare(struct td__buffer *out, const struct td__postmortem *postmortem,
+                      const struct td__flight_page *page)
+{
+    char age[32], state = page->ended_ns ? 'E' : td__process_state(page->started_pid);
+    int64_t since = page->ended_ns ? page->ended_ns : page->started_ns;
+    td__postmortem_duration((double)(postmortem->moment_ns - since) / 1e9, age);
+    td__postmortem_put(out, "%6s %8d  %-11s %12s %7s  %s\n", "-", page->started_pid, "spare", age,
+                       "-",
+                       page->ended_ns               ? page->ending
+                       : state == 0 || state == 'Z' ? "ending"
+                       : page->waits                ? "waits for a rank"
+                                                    : "starts");
+}
+
 static void put_job(struct td__buffer *out, const struct td__postmortem *postmortem, int columns)
 {
     const struct td__flight_book_info *info = &postmortem->books[0].info;
     char age[32], heading[700];
     td__postmortem_duration((double)(postmortem->moment_ns - info->started_ns) / 1e9, age);
     snprintf(heading, sizeof heading, "job %d on %s, %d of %d ranks, for %s%s%s", info->pid,
-             info->host, info->slots, info->world_size, age, info->command[0] ? ": " : "",
+             info->host, postmortem->count, info->world_size, age, info->command[0] ? ": " : "",
              info->command);
     if (columns)
         cut(heading, columns);
@@ -148,6 +162,8 @@ static void put_job(struct td__buffer *out, const struct td__postmortem *postmor
                        "OPERATION");
     for (int i = 0; i < postmortem->count; i++)
         put_rank(out, postmortem, &postmortem->ranks[i], columns);
+    for (int i = 0; i < postmortem->spare_count; i++)
+        put_spare(out, postmortem, postmortem->spares[i]);
 }
 
 /* ---- tdrun status: looking ------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #include "launch/agent.h"
 
 #include "os/address.h"
+#include "store/spare.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -36,6 +37,20 @@ static void add(struct own *own, const char *format, ...)
     own->used += (size_t)size + 1;
 }
 
+static void describe_rank(struct own *own, const struct td__agent *agent,
+                          const struct td__worker *worker)
+{
+    const struct td__node_world *world = &agent->world;
+    add(own, "RANK=%d", worker->rank);
+    add(own, "LOCAL_RANK=%d", worker->local_rank);
+    add(own, "ROLE_RANK=%d", world->role_rank + worker->local_rank);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", agent->attempt.restarts + worker->restarts);
+    if (worker->restarts)
+        add(own, "TANDEM_REJOIN=1");
+    if (world->late)
+        add(own, "TANDEM_JOIN=1");
+}
+
 static void describe(struct own *own, const struct td__agent *agent,
                      const struct td__worker *worker)
 {
@@ -43,21 +58,20 @@ static void describe(struct own *own, const struct td__agent *agent,
     const struct td__node_world *world = &agent->world;
     const char *address = world->address[0] ? world->address : options->host;
     const struct td__attempt *attempt = &agent->attempt;
-    int local_rank = worker->local_rank;
     char endpoint[512], flight[64];
     td__endpoint_text(address, world->port, endpoint, sizeof endpoint);
-    add(own, "RANK=%d", world->rank + local_rank);
-    add(own, "LOCAL_RANK=%d", local_rank);
+    if (worker->spare < 0)
+        describe_rank(own, agent, worker);
+    else
+        add(own, TD__SPARE_VARIABLE "=%d", worker->far_end);
     add(own, "WORLD_SIZE=%d", world->size);
     add(own, "LOCAL_WORLD_SIZE=%d", options->nproc);
     add(own, "GROUP_RANK=%d", world->node_rank);
     add(own, "GROUP_WORLD_SIZE=%d", world->nodes);
     add(own, "ROLE_NAME=%.255s", options->role);
-    add(own, "ROLE_RANK=%d", world->role_rank + local_rank);
     add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
     add(own, "MASTER_ADDR=%s", address);
     add(own, "MASTER_PORT=%d", world->port);
-    add(own, "TORCHELASTIC_RESTART_COUNT=%d", attempt->restarts + worker->restarts);
     add(own, "TANDEM_ROUND=%d", attempt->number);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
@@ -66,12 +80,8 @@ static void describe(struct own *own, const struct td__agent *agent,
         add(own, "TANDEM_STANDBYS=%s", world->standbys);
     if (agent->orders)
         add(own, TD__ORDERS_VARIABLE "=%d", agent->orders_fd);
-    if (worker->restarts)
-        add(own, "TANDEM_REJOIN=1");
-    if (world->late)
-        add(own, "TANDEM_JOIN=1");
     if (attempt->book.map) {
-        td__flight_book_place(&attempt->book, getpid(), local_rank, flight, sizeof flight);
+        td__flight_book_place(&attempt->book, getpid(), worker->slot, flight, sizeof flight);
         add(own, TD__FLIGHT_VARIABLE "=%s", flight);
     }
     if (agent->job->secret->made)
@@ -91,6 +101,26 @@ static bool is_set_here(const struct own *own, const char *variable)
     return false;
 }
 
+/* What this launcher has because it is a worker itself, and this worker does not get. */
+static bool is_another_ones(const struct td__worker *worker, const char *variable)
+{
+    static const char *const names[] = {TD__SPARE_VARIABLE "=",
+                                        "RANK=", "LOCAL_RANK=", "ROLE_RANK="};
+    size_t count = worker->spare < 0 ? 1 : sizeof names / sizeof *names;
+    for (size_t i = 0; i < count; i++)
+        if (!strncmp(variable, names[i], strlen(names[i])))
+            return true;
+    return false;
+}
+
+void td__environment_put(const struct td__agent *agent, const struct td__worker *worker,
+                         struct td__buffer *variables)
+{
+    struct own own = {0};
+    describe(&own, agent, worker);
+    td__buffer_put(variables, own.text, own.used);
+}
+
 char **td__environment_make(const struct td__agent *agent, const struct td__worker *worker)
 {
     struct own own = {0};
@@ -103,7 +133,7 @@ char **td__environment_make(const struct td__agent *agent, const struct td__work
     if (!variables)
         return NULL;
     for (size_t i = 0; i < inherited; i++)
-        if (!is_set_here(&own, environ[i]))
+        if (!is_set_here(&own, environ[i]) && !is_another_ones(worker, environ[i]))
             variables[filled++] = environ[i];
     char *text = (char *)(variables + slots);
     memcpy(text, own.text, own.used);

@@ -70,11 +70,11 @@ td_status td__logs_open(struct td__logs *logs, const char *directory, const char
 }
 
 td_status td__log_file_open(struct td__log_file *file, const struct td__logs *logs, int attempt,
-                            int local_rank, const char *name)
+                            const char *owner, const char *name)
 {
     char path[PATH_MAX];
-    int size = snprintf(path, sizeof path, "%s/attempt_%d/%d/%s.log", logs->directory, attempt,
-                        local_rank, name);
+    int size = snprintf(path, sizeof path, "%s/attempt_%d/%s/%s.log", logs->directory, attempt,
+                        owner, name);
     if (size >= (int)sizeof path)
         return too_long(logs->directory);
     char *slash = strrchr(path, '/');

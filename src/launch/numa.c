@@ -14,6 +14,7 @@
 #include "base/number.h"
 #include "base/text.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <sched.h>
@@ -73,6 +74,21 @@ bool td__cpus_parse(const char *text, struct td__cpus *cpus)
         text = end + (*end == ',');
     }
     return true;
+}
+
+void td__cpus_bind(pid_t pid, const struct td__cpus *cpus)
+{
+    char path[64];
+    struct dirent *entry;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    while (tasks && (entry = readdir(tasks))) {
+        int task;
+        if (td__parse_int(entry->d_name, 1, INT_MAX, &task))
+            sched_setaffinity(task, sizeof cpus->bits, (const cpu_set_t *)cpus->bits);
+    }
+    if (tasks)
+        closedir(tasks);
 }
 
 td_status td__cpus_allowed(struct td__cpus *cpus)

@@ -12,6 +12,8 @@
 
 #include <tandem/base.h>
 
+#include <sys/types.h>
+
 enum td__numa_binding {
     TD__NUMA_NONE,
     TD__NUMA_NODE,
@@ -36,6 +38,9 @@ bool td__cpus_parse(const char *text, struct td__cpus *cpus);
 
 /** The CPUs that this process may use. */
 td_status td__cpus_allowed(struct td__cpus *cpus);
+
+/** Has all threads of a process run on these CPUs from now on, as far as the system permits it. */
+void td__cpus_bind(pid_t pid, const struct td__cpus *cpus);
 
 /** "node", "socket", "exclusive" or "core-complex" (or with an underscore). */
 bool td__numa_binding_parse(const char *text, enum td__numa_binding *binding);

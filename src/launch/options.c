@@ -115,6 +115,8 @@ static const struct td__flag flags[] = {
      td__flag_set_text, RAW(on_failure)},
     {"max-restarts", 0, "N", "how often all workers start again (0); with replace, each one (10)",
      td__flag_set_int, OPTION(max_restarts), 0, 1 << 30},
+    {"spares", 0, "N", "with replace: processes of this node that wait for a rank (0)", td__flag_set_int,
+     OPTION(spares), 0, TD__MAX_WORKERS},
     {.name = "keep-going", .set = set_keep_going},
     {"monitor-interval", 0, "SECONDS", "accepted; failures are noticed at once",
      td__flag_set_seconds, RAW(monitor_interval)},
@@ -217,6 +219,18 @@ static td_status finish_failures(const struct raw *raw, struct td__run_options *
                        "--on-failure shrink goes on without a worker that failed, so that "
                        "--max-restarts %d has no place there; replace starts it again",
                        options->max_restarts);
+    if (options->spares && options->on_failure != TD__REPLACE)
+        return td_fail(TD_ERR_INVALID,
+                       "--spares %d: a spare takes the rank of a worker that has died while the others "
+                       "go on; with --on-failure %s %s, so that it has no use: --on-failure replace",
+                       options->spares, td__on_failure_name(options->on_failure),
+                       options->on_failure == TD__SHRINK ? "no worker is replaced"
+                                                         : "all workers end and start again");
+    if (options->spares && options->local_rank_name)
+        return td_fail(TD_ERR_INVALID,
+                       "--spares %d: a spare does not know its local rank when it is started, so "
+                       "that --pass-local-rank cannot put it among its arguments",
+                       options->spares);
     if (options->max_restarts < 0)
         options->max_restarts = options->on_failure == TD__REPLACE ? REPLACEMENTS : 0;
     return TD_OK;
@@ -251,7 +265,8 @@ static td_status finish_hosts(const struct raw *raw, struct td__run_options *opt
     options->nproc = options->hosts.count;
     options->nnodes = options->min_nodes = 1;
     options->numa = TD__NUMA_NONE;
-    options->max_restarts = 0; /* the launchers there start workers again, all of them together */
+    options->max_restarts = 0; /* the launchers there start workers again … */
+    options->spares = 0;       /* … and keep the spares */
     options->node_rank = options->port = 0;
     strcpy(options->host, "127.0.0.1");
     if (!options->run_id)
@@ -363,6 +378,9 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
         return TD_OK;
     TD_TRY(td__take_nnodes(raw->nnodes ? raw->nnodes : "1", &options->min_nodes, &options->nnodes));
     TD_TRY(td__take_nproc(raw->nproc ? raw->nproc : "1", &options->nproc));
+    if (options->spares > TD__MAX_WORKERS - options->nproc)
+        return td_fail(TD_ERR_INVALID, "--spares %d: with %d workers a node has at most %d",
+                       options->spares, options->nproc, TD__MAX_WORKERS - options->nproc);
     if (raw->numa && !td__numa_binding_parse(raw->numa, &options->numa))
         return td_fail(TD_ERR_INVALID,
                        "--numa-binding: \"%s\" is none of node, socket, exclusive and core-complex",

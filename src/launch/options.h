@@ -49,6 +49,7 @@ struct td__run_options {
     const char *run_id;
     enum td__on_failure on_failure;
     int max_restarts;            /* of all workers; TD__REPLACE: of each one */
+    int spares;                  /* TD__REPLACE: processes that are kept ready on this node */
     char **program;              /* with its arguments, ended by NULL */
     bool module;                 /* it is the name of a Python module … */
     bool run_path;               /* … a Python script, whatever its name … */

@@ -157,9 +157,18 @@ static struct td__flight_page *read_page(const struct td__postmortem_book *book,
     if (page->started_pid) {
         page->rank = page->started_rank;
         page->pid = page->started_pid;
+    } else {
+        page->spare = -1;
     }
     cut = realloc(page, offsetof(struct td__flight_page, calls[page->count]));
     return cut ? cut : page;
+}
+
+static int compare_spares(const void *a, const void *b)
+{
+    const struct td__flight_page *x = *(struct td__flight_page *const *)a;
+    const struct td__flight_page *y = *(struct td__flight_page *const *)b;
+    return x->spare < y->spare ? -1 : x->spare > y->spare;
 }
 
 static td_status read_ranks(struct td__postmortem *postmortem, const struct td__flight_now *now,
@@ -169,21 +178,27 @@ static td_status read_ranks(struct td__postmortem *postmortem, const struct td__
     for (int b = 0; b < postmortem->book_count; b++)
         count += postmortem->books[b].info.slots;
     postmortem->ranks = calloc((size_t)count + 1, sizeof *postmortem->ranks);
-    for (int b = 0; postmortem->ranks && b < postmortem->book_count; b++)
+    postmortem->spares = calloc((size_t)count + 1, sizeof *postmortem->spares);
+    for (int b = 0; postmortem->ranks && postmortem->spares && b < postmortem->book_count; b++)
         for (int slot = 0; slot < postmortem->books[b].info.slots; slot++) {
             struct td__flight_page *page = read_page(&postmortem->books[b], slot, now);
             if (!page)
                 return td__fail_nomem("postmortem");
             if (!live && page->seen_ns > postmortem->moment_ns)
                 postmortem->moment_ns = page->seen_ns; /* the files end here */
-            postmortem->ranks[postmortem->count++] = (struct td__postmortem_rank){.slot = slot,
-                                                                                  .page = page};
+            if (page->spare >= 0)
+                postmortem->spares[postmortem->spare_count++] = page;
+            else
+                postmortem->ranks[postmortem->count++] = (struct td__postmortem_rank){.slot = slot,
+                                                                                      .page = page};
         }
-    if (!postmortem->ranks)
+    if (!postmortem->ranks || !postmortem->spares)
         return td__fail_nomem("postmortem");
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < postmortem->count; i++)
         summarise(&postmortem->ranks[i], postmortem->moment_ns);
-    qsort(postmortem->ranks, (size_t)count, sizeof *postmortem->ranks, compare_ranks);
+    qsort(postmortem->ranks, (size_t)postmortem->count, sizeof *postmortem->ranks, compare_ranks);
+    qsort(postmortem->spares, (size_t)postmortem->spare_count, sizeof *postmortem->spares,
+          compare_spares);
     return TD_OK;
 }
 
@@ -244,7 +259,10 @@ void td__postmortem_free(struct td__postmortem *postmortem)
     td__postmortem_books_free(postmortem->books, postmortem->book_count);
     for (int i = 0; i < postmortem->count; i++)
         free(postmortem->ranks[i].page);
+    for (int i = 0; i < postmortem->spare_count; i++)
+        free(postmortem->spares[i]);
     free(postmortem->ranks);
+    free(postmortem->spares);
     *postmortem = (struct td__postmortem){0};
 }
 

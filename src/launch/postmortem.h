@@ -54,6 +54,8 @@ struct td__postmortem {
     struct td__postmortem_rank *ranks; /* in order */
     int count;
     const struct td__postmortem_rank *cause; /* the one that failed first, or NULL */
+    struct td__flight_page **spares; /* processes without a rank, in order */
+    int spare_count;
 };
 
 /** Takes the postmortem of `books`, which are the postmortem's from now on, also on failure. `now` is NULL for

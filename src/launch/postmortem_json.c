@@ -137,6 +137,21 @@ static void put_job(struct td__buffer *out, const struct td__flight_book_info *i
     td__postmortem_put(out, "}");
 }
 
+/* Only where there are some. */
+static void put_spares(struct td__buffer *out, const struct td__postmortem *postmortem)
+{
+    td__postmortem_put(out, ",\"spares\":[");
+    for (int i = 0; i < postmortem->spare_count; i++) {
+        const struct td__flight_page *page = postmortem->spares[i];
+        td__postmortem_put(out, "%s{\"spare\":%d,\"pid\":%d,\"waits\":%s", i ? "," : "",
+                           page->spare, page->started_pid, page->waits ? "true" : "false");
+        if (page->ended_ns)
+            put_text(out, "ended", page->ending);
+        td__postmortem_put(out, "}");
+    }
+    td__postmortem_put(out, "]");
+}
+
 void td__postmortem_print_json(const struct td__postmortem *postmortem, bool whole,
                                struct td__buffer *out)
 {
@@ -155,5 +170,8 @@ void td__postmortem_print_json(const struct td__postmortem *postmortem, bool who
         td__postmortem_put(out, i ? "," : "");
         put_rank(out, postmortem, i, whole);
     }
-    td__postmortem_put(out, "]}\n");
+    td__postmortem_put(out, "]");
+    if (postmortem->spare_count)
+        put_spares(out, postmortem);
+    td__postmortem_put(out, "}\n");
 }

@@ -313,6 +313,16 @@ void td__stream_settle(struct td__stream *stream)
     show_rest(stream);
 }
 
+void td__stream_rename(struct td__stream *stream, enum td__stream_style style,
+                       struct td__log_file *log)
+{
+    if (!td__log_file_close(&stream->log))
+        report_log_error(stream);
+    free(stream->log.path);
+    stream->log = *log;
+    stream->style = style;
+}
+
 void td__stream_resume(struct td__stream *stream)
 {
     if (!stream->paused || td__console_is_full(stream->console, stream->which))

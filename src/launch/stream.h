@@ -31,7 +31,9 @@ bool td__tail_print(const struct td__tail *tail, const char *margin, struct td__
 
 /* ---- Log files -------------------------------------------------------------------------------
  *
- *     DIR/<run id>/[node_<k>/ with several nodes]attempt_<n>/<local rank>/stdout.log, stderr.log */
+ *     DIR/<run id>/[node_<k>/ with several nodes]attempt_<n>/<local rank>/stdout.log, stderr.log
+ *
+ *  and spare_<k> instead of the local rank, of a spare that has none yet. */
 
 struct td__logs {
     char directory[PATH_MAX]; /* down to the run id, or the node */
@@ -48,9 +50,9 @@ struct td__log_file {
     int error; /* of the first write that failed; nothing is written after that */
 };
 
-/** Makes the file for a worker's stream, empty. `name` is "stdout" or "stderr". */
+/** Makes the file for a worker's stream, empty. `owner` is its local rank, or "spare_0"; `name` is "stdout" or "stderr". */
 td_status td__log_file_open(struct td__log_file *file, const struct td__logs *logs, int attempt,
-                            int local_rank, const char *name);
+                            const char *owner, const char *name);
 
 /** Writes; false when that fails for the first time. */
 bool td__log_file_write(struct td__log_file *file, const void *data, size_t size);
@@ -98,6 +100,11 @@ td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop);
 /** The worker has ended: takes what is there, without waiting for more, and shows a line that was not
  *  finished. Other processes may still hold its end. */
 void td__stream_settle(struct td__stream *stream);
+
+/** What is taken from now on belongs to another one: it has this style and this log file, whose contents are moved. The caller
+ *  sets the prefix, and has settled the stream before. */
+void td__stream_rename(struct td__stream *stream, enum td__stream_style style,
+                       struct td__log_file *log);
 
 /** Goes on reading when it was paused and the console has caught up. */
 void td__stream_resume(struct td__stream *stream);

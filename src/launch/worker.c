@@ -11,6 +11,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "launch/hosts.h"
+#include "launch/spares.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -130,6 +131,8 @@ void td__worker_signal(struct td__worker *worker, int signal, bool to_end)
     }
     if (worker->host)
         td__hosts_hang_up(worker);
+    if (worker->spare >= 0 && to_end)
+        signal = SIGKILL; /* it has done nothing yet, and may sleep */
     kill(-worker->pid, signal);
     if (!to_end)
         return;
@@ -146,6 +149,7 @@ bool td__worker_is_dying(const struct td__worker *worker)
 void td__worker_close(struct td__worker *worker)
 {
     td__hosts_hang_up(worker);
+    td__spare_hang_up(worker);
     td__stream_finish(&worker->streams[TD__OUT]);
     td__stream_finish(&worker->streams[TD__ERR]);
     if (worker->pidfd >= 0) {
@@ -164,10 +168,16 @@ void td__worker_close(struct td__worker *worker)
 
 /* ---- Reports on workers that failed ---------------------------------------------------------- */
 
+bool td__worker_ended_well(const struct td__worker *worker)
+{
+    return worker->spare < 0 && worker->pid && !worker->running && worker->status == 0;
+}
+
 bool td__worker_has_failed(const struct td__worker *worker)
 {
     bool unsaid = worker->host && !worker->parted; /* whatever ssh made of that */
-    return worker->pid && !worker->running && !worker->signalled && (worker->status != 0 || unsaid);
+    return worker->spare < 0 && worker->pid && !worker->running && !worker->signalled &&
+           (worker->status != 0 || unsaid);
 }
 
 int td__exit_code(int status)

@@ -8,6 +8,8 @@
 #include "os/process.h"
 
 struct td__worker {
+    int slot;  /* its place in the attempt, and in the book of the flight recorder */
+    int spare; /* -1: it has a rank; else its number among the spares (spares.h) */
     int rank;
     int local_rank;
     struct td__stream streams[2]; /* TD__OUT and TD__ERR */
@@ -26,6 +28,12 @@ struct td__worker {
 
     int exit_pipe; /* hangs up when the worker begins to end; -1 where there is none */
     uv_poll_t exit_pipe_poll;
+
+    /* It was started as a spare; otherwise -1. */
+    int link;    /* to the process … */
+    int far_end; /* … which has this end, under the same number */
+    bool waits;  /* for a rank */
+    uv_poll_t link_poll;
 
     /* The launcher of another host (hosts.h); otherwise NULL and -1. */
     const struct td__host *host;
@@ -64,7 +72,10 @@ void td__worker_close(struct td__worker *worker);
 
 /* ---- Reports on workers that failed ---------------------------------------------------------- */
 
-/** True when the worker was reaped, and has failed without being signalled. */
+/** True when the worker, which is no spare, was reaped, and has ended with exit code 0. */
+bool td__worker_ended_well(const struct td__worker *worker);
+
+/** True when the worker, which is no spare, was reaped, and has failed without being signalled. */
 bool td__worker_has_failed(const struct td__worker *worker);
 
 /** The exit code of tdrun for a status of waitpid(): the code, or 128 plus the signal's number. */

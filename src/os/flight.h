@@ -157,9 +157,9 @@ struct td__flight_bytes {
     _Atomic uint64_t sentence[TD__FLIGHT_SENTENCE / 8];
 
     /* The launcher's. */
-    _Atomic int32_t started_rank, started_pid;
+    _Atomic int32_t started_rank, started_pid; /* below 0: spare -1 - started_rank, without a rank */
     _Atomic int32_t wait_status; /* of waitpid(), once it has ended */
-    _Atomic int32_t reserved;
+    _Atomic int32_t waits;       /* 1: a spare, which waits for a rank */
     _Atomic uint64_t started_at, ended_at; /* wall clock, ns; 0: not yet */
     _Atomic uint64_t ending[TD__FLIGHT_ENDING / 8];
 

@@ -223,6 +223,8 @@ static void read_copy(const struct td__flight_bytes *log, const struct td__fligh
     page->total = log->passed < log->next ? log->next - log->passed : log->next;
     page->started_rank = within(log->started_rank, 0, FAR);
     page->started_pid = within(log->started_pid, 0, FAR);
+    page->spare = log->started_rank < 0 ? within(-1 - log->started_rank, 0, FAR) : -1;
+    page->waits = log->waits == 1;
     page->started_ns = credible(log->started_at);
     page->ended_ns = credible(log->ended_at);
     page->wait_status = log->wait_status;

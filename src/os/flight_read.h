@@ -67,6 +67,8 @@ struct td__flight_page {
 
     /* The launcher's. */
     int started_rank, started_pid; /* pid 0: there was no launcher */
+    int spare;                     /* its number; -1: it is none */
+    bool waits;                    /* a spare, for a rank */
     int64_t started_ns, ended_ns;  /* 0: not yet */
     int wait_status;
     char ending[TD__FLIGHT_ENDING + 1];

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "recovery/new_world.h"
 #include "recovery/newcomers.h"
+#include "store/spare.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
@@ -338,5 +339,6 @@ td_status td_group_join(td_store *store, const td_group_options *options, td_gro
     if (!store || !group)
         return td_fail(TD_ERR_INVALID, "%s: the %s is NULL", what, store ? "result" : "store");
     TD_TRY(td__check_group_options(what, options, NULL));
+    TD_TRY(td__spare_wait());
     return td__root_join(store, options, false, group);
 }

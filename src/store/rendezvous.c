@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "store/peer_watch.h"
 #include "store/rendezvous_schemes.h"
+#include "store/spare.h"
 #include "store/store_ops.h"
 
 #include <pthread.h>
@@ -245,6 +246,7 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
         return td_fail(TD_ERR_INVALID, "td_rendezvous: the output is NULL");
     TD_TRY(td__check_kept_timeout("td_rendezvous", "timeout_ms", options->timeout_ms));
     TD_TRY(td__check_reserved("td_rendezvous", options->reserved));
+    TD_TRY(td__spare_wait());
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : TD_STORE_DEFAULT_TIMEOUT_MS);
 
@@ -300,6 +302,7 @@ td_status td_rendezvous_store(const char *url, int64_t timeout_ms, td_store **st
     if (!store)
         return td_fail(TD_ERR_INVALID, "td_rendezvous_store: the output is NULL");
     TD_TRY(td__check_kept_timeout("td_rendezvous_store", "timeout_ms", timeout_ms));
+    TD_TRY(td__spare_wait());
     int64_t timeout = timeout_ms ? timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
     TD_TRY(open_store_alone(url, timeout, store));
     return td_store_set_timeout(*store, timeout);
