@@ -98,14 +98,21 @@ static inline bool td__byte_ring_has_bytes(const struct td__byte_ring *ring)
 /** How many bytes can be read at *data; 0: none. */
 size_t td__byte_ring_peek(struct td__byte_ring *ring, const char **data);
 
-/** Fetches the lines behind the chunk that was peeked at, while the reader handles that. Only for a reader that has
- *  found more than one chunk: the writer is ahead of it, and has most likely written them. A line that is not written
- *  yet would have to go back to the writer's cache. */
-static inline void td__byte_ring_prefetch(const struct td__byte_ring *ring)
+/** Fetches lines while the reader handles the `size` bytes that it has peeked at: theirs, all at once, and some behind their
+ *  chunk, the more `chunks` the reader has found before without a pause: the writer is ahead of it, and has most likely
+ *  written them. A line that is not written yet would have to go back to the writer's cache. */
+static inline void td__byte_ring_prefetch(const struct td__byte_ring *ring, const char *bytes,
+                                          size_t size, unsigned chunks)
 {
-    const char *next = ring->data + (ring->end + 63) % TD__BYTE_RING_SIZE;
-    __builtin_prefetch(next, 0);
-    __builtin_prefetch(next + 64, 0);
+    enum { LINE = 64, MOST = 16, AHEAD = 8 };
+    for (size_t at = LINE; at < size && at < MOST * LINE; at += LINE)
+        __builtin_prefetch(bytes + at, 0);
+    const char *next = ring->data + (ring->end + LINE - 1) % TD__BYTE_RING_SIZE;
+    unsigned ahead = chunks / 2 < AHEAD ? chunks / 2 : AHEAD;
+    if (!chunks)
+        return;
+    __builtin_prefetch(next + ahead * LINE, 0);
+    __builtin_prefetch(next + (ahead + 1) * LINE, 0);
 }
 
 /** `size` bytes were read. */

@@ -1,5 +1,6 @@
 /* Futures; see rpc.h. */
 #include "base/fail.h"
+#include "rpc/block_cache.h"
 #include "rpc/rpc_agent.h"
 #include "rpc/value_internal.h"
 #include "tensor/tensor_internal.h"
@@ -39,7 +40,8 @@ static pthread_mutex_t above_lock = PTHREAD_MUTEX_INITIALIZER;
 td_future *td__future_create(struct td__rpc_agent *agent, uint64_t id, td__deadline deadline,
                              int owners)
 {
-    td_future *future = malloc(sizeof *future);
+    _Static_assert(sizeof(td_future) <= TD__BLOCK, "a future fits into a block");
+    td_future *future = td__rpc_block_alloc(TD__BLOCK);
     if (!future) {
         td__fail_nomem("future");
         return NULL;
@@ -58,8 +60,9 @@ td_future *td_future_retain(td_future *future)
 static void destroy(td_future *future)
 {
     td_value_release(future->value);
-    free(future->text);
-    free(future);
+    if (future->text)
+        free(future->text);
+    td__rpc_block_free(future, TD__BLOCK);
 }
 
 /* Nobody can complete it any more: its callbacks see a failure. */

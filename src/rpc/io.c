@@ -382,7 +382,6 @@ static void *serve_all(void *arg)
 {
     struct td__rpc_agent *agent = arg;
     td__io_must_not_wait = true;
-    td__incoming_begin_thread();
     while (!atomic_load(&agent->stopping)) {
         struct epoll_event events[EVENTS];
         bool ticked = false, led = false;
@@ -409,7 +408,6 @@ static void *serve_all(void *arg)
             run_queue(agent);
     }
     td__io_wake(agent); /* the next thread ends, too */
-    td__incoming_end_thread();
     td__function_end_thread();
     return NULL;
 }

@@ -587,10 +587,10 @@ static bool read_ring(struct td__rpc_link *link)
     struct td__byte_ring *ring = &link->rings.in;
     const char *bytes;
     size_t size, all = 0;
-    while (all < RING_STEP && !link->leaving && (size = td__byte_ring_peek(ring, &bytes))) {
+    for (unsigned chunks = 0;
+         all < RING_STEP && !link->leaving && (size = td__byte_ring_peek(ring, &bytes)); chunks++) {
         size = size < RING_STEP ? size : RING_STEP;
-        if (all)
-            td__byte_ring_prefetch(ring);
+        td__byte_ring_prefetch(ring, bytes, size, chunks);
         if (!take(link, bytes, size)) {
             link->ended = true;
             return true;

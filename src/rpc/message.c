@@ -2,6 +2,7 @@
 #include "rpc/message.h"
 
 #include "base/fail.h"
+#include "rpc/block_cache.h"
 #include "rpc/rpc_agent.h"
 #include "rpc/grad_context.h"
 #include "rpc/lease.h"
@@ -126,7 +127,8 @@ static size_t layout_bytes(const struct td__layout *layout)
 
 struct td__message *td__message_create(struct td__rpc_agent *agent, int to, bool lend)
 {
-    struct td__message *message = malloc(sizeof *message);
+    _Static_assert(sizeof(struct td__message) <= TD__LARGE_BLOCK, "a message fits into a block");
+    struct td__message *message = td__rpc_block_alloc(TD__LARGE_BLOCK);
     if (!message) {
         td__fail_nomem("rpc");
         return NULL;
@@ -144,6 +146,8 @@ struct td__message *td__message_create(struct td__rpc_agent *agent, int to, bool
 
 static void drop_recorded(struct td__message *message)
 {
+    if (!message->recorded)
+        return;
     for (int i = 0; i < message->recorded_count; i++)
         td_tensor_release(message->recorded[i]);
     free(message->recorded);
@@ -168,11 +172,14 @@ void td__message_free(struct td__message *message)
     for (uint32_t i = 0; !sent && i < message->rref_count; i++)
         td__rref_take_back(message->agent, message->to, &message->rrefs[i]);
     drop_recorded(message);
-    free(message->tensors);
-    free(message->rrefs);
+    if (message->tensors)
+        free(message->tensors);
+    if (message->rrefs)
+        free(message->rrefs);
     td__buffer_free(&message->bytes);
-    td__buffer_free(&message->record_bytes);
-    free(message);
+    if (message->record_bytes.data)
+        td__buffer_free(&message->record_bytes);
+    td__rpc_block_free(message, TD__LARGE_BLOCK);
 }
 
 void td__messages_free(struct td__message *message)
@@ -297,7 +304,9 @@ td_status td__message_put(struct td__message *message, const td_value *value)
 static void insert_records(struct td__message *message)
 {
     size_t size = message->record_bytes.size, body = message->bytes.size - TD__HEADER_SIZE;
-    if (size && td__buffer_reserve(&message->bytes, size)) {
+    if (!size)
+        return;
+    if (td__buffer_reserve(&message->bytes, size)) {
         uint8_t *at = message->bytes.data + TD__HEADER_SIZE;
         memmove(at + size, at, body);
         memcpy(at, message->record_bytes.data, size);
@@ -372,50 +381,23 @@ static void refuse(struct td__incoming *incoming)
     incoming->text = strdup(td__error_text());
 }
 
-enum { SMALL_INCOMING = 192, SPARE_INCOMING = 128 };
-
-static _Thread_local struct {
-    bool keeps;
-    int count;
-    struct td__incoming *first; /* all with room for SMALL_INCOMING bytes */
-} spare;
-
-void td__incoming_begin_thread(void)
-{
-    spare.keeps = true;
-}
-
-void td__incoming_end_thread(void)
-{
-    for (struct td__incoming *next; spare.first; spare.first = next) {
-        next = spare.first->next;
-        free(spare.first);
-    }
-    spare.keeps = false;
-    spare.count = 0;
-}
+/* What is left of a block beside the struct. */
+enum { SMALL_INCOMING = TD__LARGE_BLOCK - sizeof(struct td__incoming) };
 
 /* Memory for a message of `size` bytes; *capacity is at least that. */
 static struct td__incoming *take_memory(size_t size, size_t *capacity)
 {
-    struct td__incoming *incoming = spare.first;
     *capacity = size < SMALL_INCOMING ? SMALL_INCOMING : size;
-    if (!incoming || size > SMALL_INCOMING)
-        return malloc(sizeof *incoming + *capacity);
-    spare.first = incoming->next;
-    spare.count--;
-    return incoming;
+    return size <= SMALL_INCOMING ? td__rpc_block_alloc(TD__LARGE_BLOCK)
+                                  : malloc(sizeof(struct td__incoming) + size);
 }
 
 static void give_memory(struct td__incoming *incoming)
 {
-    if (!spare.keeps || incoming->capacity != SMALL_INCOMING || spare.count == SPARE_INCOMING) {
+    if (incoming->capacity == SMALL_INCOMING)
+        td__rpc_block_free(incoming, TD__LARGE_BLOCK);
+    else
         free(incoming);
-        return;
-    }
-    incoming->next = spare.first;
-    spare.first = incoming;
-    spare.count++;
 }
 
 struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
@@ -524,11 +506,14 @@ void *td__incoming_next(struct td__incoming *incoming, size_t *size)
         incoming->complete = !*size;
         return NULL;
     }
-    if (incoming->have < whole) {
-        *size = whole - incoming->have;
+    *size = whole - incoming->have;
+    if (*size)
         return incoming->bytes + incoming->have;
+    if (!incoming->header.tensors) {
+        incoming->complete = true;
+        return NULL;
     }
-    if (incoming->header.tensors && !incoming->tensors && make_tensors(incoming)) {
+    if (!incoming->tensors && make_tensors(incoming)) {
         refuse(incoming);
         incoming->skip = incoming->header.elements;
         return td__incoming_next(incoming, size);
@@ -652,14 +637,19 @@ void td__incoming_free(struct td__incoming *incoming)
 {
     if (!incoming)
         return;
-    for (uint32_t i = 0; incoming->tensors && i < incoming->header.tensors; i++)
-        td_tensor_release(incoming->tensors[i]);
-    refuse_rrefs(incoming);
-    free(incoming->taken);
-    free(incoming->tensors);
-    free(incoming->sizes);
-    free(incoming->recorded);
-    free(incoming->devices);
-    free(incoming->text);
+    if (incoming->header.rrefs) {
+        refuse_rrefs(incoming);
+        free(incoming->taken);
+    }
+    if (incoming->header.tensors) {
+        for (uint32_t i = 0; incoming->tensors && i < incoming->header.tensors; i++)
+            td_tensor_release(incoming->tensors[i]);
+        free(incoming->tensors);
+        free(incoming->sizes);
+        free(incoming->recorded);
+        free(incoming->devices);
+    }
+    if (incoming->text)
+        free(incoming->text);
     give_memory(incoming);
 }

@@ -170,11 +170,6 @@ struct td__incoming {
     bool *taken;           /* the references that were taken from it; NULL: none */
 };
 
-/** A thread between these two keeps the memory of small messages that it frees for the next ones: a thread of the agent
- *  reads up to a ring of calls before it runs and frees them, more than malloc() keeps for a thread. */
-void td__incoming_begin_thread(void);
-void td__incoming_end_thread(void);
-
 /** Begins a message after its header. */
 struct td__incoming *td__incoming_create(struct td__rpc_agent *agent, int from,
                                          const struct td__message_header *header, size_t max);

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "rpc/block_cache.h"
 #include "rpc/rpc_registry.h"
 #include "tensor/tensor_internal.h"
 
@@ -15,15 +16,22 @@
 
 td_value *td__value_create(td_value_kind kind, size_t more)
 {
-    td_value *value = more < SIZE_MAX - sizeof *value ? malloc(sizeof *value + more) : NULL;
+    td_value *value = NULL;
+    bool in_block = more <= TD__BLOCK - sizeof *value;
+    if (in_block)
+        value = td__rpc_block_alloc(TD__BLOCK);
+    else if (more < SIZE_MAX - sizeof *value)
+        value = malloc(sizeof *value + more);
     if (!value) {
         td__fail_nomem("value");
         return NULL;
     }
     /* Not by memset(): compilers make calloc() of malloc() and memset(), and glibc's calloc() before 2.41 does not use
      * the thread's cache of freed blocks, so that free() finds it full: twice the slow way for every value. */
-    *value = (td_value){
-        .owners = 1, .kind = kind, .items = NULL}; /* with the largest member of the union */
+    *value = (td_value){.owners = 1,
+                        .kind = kind,
+                        .in_block = in_block,
+                        .items = NULL}; /* with the largest member of the union */
     return value;
 }
 
@@ -70,7 +78,10 @@ static void destroy(td_value *value)
     default:
         break;
     }
-    free(value);
+    if (value->in_block)
+        td__rpc_block_free(value, TD__BLOCK);
+    else
+        free(value);
 }
 
 /* Lists are nested at most TD_VALUE_MAX_DEPTH deep, so the recursion is bounded. */

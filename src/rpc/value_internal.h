@@ -10,7 +10,8 @@ struct td__rpc_class_entry;
 
 struct td_value {
     atomic_int owners;
-    td_value_kind kind;
+    td_value_kind kind : 16;
+    bool in_block : 1; /* block_cache.h; or it is from malloc() */
     union {
         bool boolean;
         int64_t integer;

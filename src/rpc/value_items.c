@@ -18,8 +18,10 @@ void td__value_free_items(td_value *value)
         if (value->keys)
             free(value->keys[i]);
     }
-    free(value->keys);
-    free(value->index);
+    if (value->keys) {
+        free(value->keys);
+        free(value->index);
+    }
     if (value->items != inline_items(value))
         free(value->items);
 }

@@ -93,8 +93,9 @@ static void *hold(void *object, td__release_fn release, size_t index)
         td__fail_nomem("td_scope");
         return NULL;
     }
-    memmove(scopes.held + index + 1, scopes.held + index,
-            (scopes.count - index) * sizeof scopes.held[0]);
+    if (index < scopes.count)
+        memmove(scopes.held + index + 1, scopes.held + index,
+                (scopes.count - index) * sizeof scopes.held[0]);
     scopes.held[index] = (struct held){object, release};
     scopes.count++;
     return object;
