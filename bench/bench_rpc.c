@@ -41,14 +41,16 @@ enum {
     TIMEOUT_MS = 50, /* of timeout_late … */
     NAP_MS = 150,    /* … and how long its function takes */
     PING = 64,       /* bytes */
+    BOUNCES = 1000,  /* of a cache line, in a repetition of cache_line */
 };
 
 #define ELEMENTS (16 << 20) /* f32: 64 MiB */
 
-/* What the two processes of wake_up share. */
+/* What the two processes of wake_up and cache_line share. */
 struct wake {
-    _Atomic uint32_t word;                /* the callee's thread sleeps until it changes */
-    _Alignas(64) _Atomic uint32_t answer; /* the last word that it has seen */
+    _Atomic uint32_t word;                 /* the callee's thread sleeps until it changes */
+    _Alignas(64) _Atomic uint32_t answer;  /* the last word that it has seen */
+    _Alignas(64) _Atomic uint32_t bounced; /* even: the caller's turn */
 };
 
 static struct wake *wake;
@@ -197,6 +199,24 @@ static td_value *listen_for_wakes(td_rpc_call *call, td_value *const *args, int 
     return td_value_nil();
 }
 
+/* Both workers may be on one processor. */
+static void await_turn(uint32_t turn)
+{
+    for (int polls = 1; atomic_load_explicit(&wake->bounced, memory_order_acquire) != turn; polls++)
+        if (polls % 4096 == 0)
+            sched_yield();
+}
+
+static td_value *bounce(td_rpc_call *call, td_value *const *args, int count)
+{
+    (void)call, (void)args, (void)count;
+    for (uint32_t turn = 1; turn < 2 * BOUNCES; turn += 2) {
+        await_turn(turn);
+        atomic_store_explicit(&wake->bounced, turn + 1, memory_order_release);
+    }
+    return td_value_nil();
+}
+
 static void register_all(void)
 {
     static const td_rpc_method methods[] = {{"count_up()", count_up}, {0}};
@@ -211,6 +231,7 @@ static void register_all(void)
     bench_check(td_rpc_register("hold()", hold, NULL));
     bench_check(td_rpc_register("ping_port()", ping_port, NULL));
     bench_check(td_rpc_register("listen_for_wakes()", listen_for_wakes, NULL));
+    bench_check(td_rpc_register("bounce()", bounce, NULL));
     bench_check(td_rpc_register_class(&counter));
 }
 
@@ -249,6 +270,27 @@ static int64_t wake_up(struct bench *bench)
     while (atomic_load(&wake->answer) != word)
         sched_yield(); /* as a call does, since both may share a processor */
     return td__now_ns() - start;
+}
+
+/* A cache line there and back between two processors: what calls in flight need twice, if nothing hides it. */
+static int64_t cache_line(struct bench *bench)
+{
+    TD_SCOPE;
+    (void)bench;
+    atomic_store(&wake->bounced, 0);
+    td_future *bounced = td_rpc_async("b", "bounce", TD_NO_ARGS, NULL);
+    if (!bounced)
+        bench_die("%s", td_last_error());
+    int64_t start = 0;
+    for (uint32_t turn = 0; turn < 2 * BOUNCES; turn += 2) {
+        atomic_store_explicit(&wake->bounced, turn + 1, memory_order_release);
+        await_turn(turn + 2);
+        if (!start)
+            start = td__now_ns(); /* the callee has come */
+    }
+    int64_t time = td__now_ns() - start;
+    checked(td_future_wait(bounced, 0));
+    return time / (BOUNCES - 1);
 }
 
 static void finish(td_future *future)
@@ -512,6 +554,7 @@ static const struct row {
     {"call", US, call_once, false, 1000},
     {"call_asleep", US, call_asleep, false, 20},
     {"wake_up", US, wake_up, false, 20},
+    {"cache_line", US, cache_line, false, 5},
     {"calls_in_flight", PER_S, calls_in_flight, false, 5},
     {"first_byte", US, first_byte, false, 20},
     {"first_byte_new", US, first_byte_new, false, 5},
