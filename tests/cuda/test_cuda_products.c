@@ -277,7 +277,7 @@ static int epilogues(const struct job *job, int which)
     return count;
 }
 
-TEST(the_gelu_of_an_mlp_is_computed_with_its_products)
+TEST(the_gelu_of_an_mlp_is_computed_with_its_products, .deadline_s = 100)
 {
     static const struct job small = {.m = 24, .n = 64, .k = 16};
     run_function(compute_mlp, small);
