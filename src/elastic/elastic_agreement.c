@@ -223,6 +223,17 @@ static td_status take_votes(td_elastic *elastic, const struct vote *votes)
     return watch_paces(elastic, votes);
 }
 
+/* Those that know that a rank differs leave the group, or wait for it to leave. Votes reach the ranks of another host through
+ * this one, so nobody does before all have theirs: a rank without them would take what it sees for a loss. */
+static void wait_for_all_votes(td_elastic *elastic)
+{
+    struct td__error error;
+    td__error_save(&error);
+    td_status status = td_group_barrier(elastic->all, NULL);
+    (void)status; /* it may fail for a rank that has left behind it */
+    td__error_restore(&error);
+}
+
 td_status td__elastic_agree(td_elastic *elastic)
 {
     int64_t begin = td__now_ns();
@@ -233,8 +244,8 @@ td_status td__elastic_agree(td_elastic *elastic)
     int64_t waits = td__now_ns();
     if (!status)
         status = td_group_all_gather(votes, &mine, sizeof mine, TD_U8, elastic->all, NULL);
-    if (!status)
-        status = take_votes(elastic, votes);
+    if (!status && (status = take_votes(elastic, votes)))
+        wait_for_all_votes(elastic);
     free(votes);
     pthread_mutex_lock(&elastic->lock);
     elastic->hash_total_ns += waits - begin;
