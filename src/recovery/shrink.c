@@ -32,6 +32,7 @@
 
 enum {
     QUERY_MS = 500,
+    LOSS_MS = 250,
     FIRST_PAUSE_NS = 500000,
     LAST_PAUSE_NS = 20000000,
     FOLLOW = 1, /* in the lower half of a query's value; the upper one is the attempt */
@@ -190,6 +191,20 @@ static bool query(struct attempt *attempt, int index, uint32_t what, int leader)
     return answered;
 }
 
+/* A rank that still waits in a call of the group is to return with the name of the lost one, which a query does not carry; the
+ * rank that has told this one may not have told that one yet. */
+static void tell_loss(struct attempt *attempt, int index)
+{
+    td_group *group = attempt->group;
+    uint64_t why = td__abort_shrink(group);
+    pthread_mutex_lock(&group->root->lock);
+    bool joined = attempt->agreement->joined[index];
+    pthread_mutex_unlock(&group->root->lock);
+    if (!joined && why != TD__ABORT_SHRINK)
+        td__endpoint_notify(group->root->endpoint, group->ranks[index], TD__TOPIC_ABORT, group->key,
+                            why, td__deadline_in_ms(QUERY_MS));
+}
+
 static void become_leader(struct attempt *attempt)
 {
     td_group *group = attempt->group;
@@ -198,9 +213,12 @@ static void become_leader(struct attempt *attempt)
     if (attempt->agreement->follows < group->rank)
         attempt->agreement->follows = group->rank;
     pthread_mutex_unlock(&attempt->group->root->lock);
-    for (int i = 0; i < group->size; i++)
-        if (i != group->rank && is_present(attempt, i))
-            all &= query(attempt, i, FOLLOW, group->rank);
+    for (int i = 0; i < group->size; i++) {
+        if (i == group->rank || !is_present(attempt, i))
+            continue;
+        tell_loss(attempt, i);
+        all &= query(attempt, i, FOLLOW, group->rank);
+    }
     attempt->leads = all;
 }
 
@@ -327,6 +345,22 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     return status;
 }
 
+/* The reason of this rank, for the others. If it has its error from another one, its failure detector may not have noticed the
+ * loss yet. */
+static uint64_t find_reason(const td_group *group)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    td__deadline deadline = td__deadline_in_ms(LOSS_MS);
+    bool in_time = atomic_load(&group->broken) == TD_ERR_PEER && !atomic_load(&group->aborted);
+    for (;;) {
+        unsigned known = td__endpoint_losses(endpoint);
+        uint64_t why = td__abort_shrink(group);
+        if (why != TD__ABORT_SHRINK || !in_time)
+            return why;
+        in_time = td__endpoint_await_loss(endpoint, known, deadline);
+    }
+}
+
 static td_status shrink(td_group *group, const td_group_options *options, td_group **survivors)
 {
     struct attempt attempt = {.group = group};
@@ -335,7 +369,7 @@ static td_status shrink(td_group *group, const td_group_options *options, td_gro
     td__deadline deadline = td__deadline_in_ms(timeout_ms);
     TD_TRY(td__endpoint_check_excluded(endpoint, "td_group_shrink"));
     td__abort_excluded(group->root);
-    td__abort_own(group, td__abort_shrink(group), !atomic_load(&group->aborted));
+    td__abort_own(group, find_reason(group), !atomic_load(&group->aborted));
     pthread_mutex_lock(&group->root->lock);
     attempt.agreement = find(group->root, group->key, group->shrunk);
     if (attempt.agreement)
