@@ -95,13 +95,47 @@ bool td_test_is_long(void)
     return getenv(TD_TEST_LONG_VARIABLE) != NULL;
 }
 
+/* The state of "PID/task/TID", 0 without it. */
+static char thread_state(const char *thread)
+{
+    char path[600], text[256], state = 0;
+    snprintf(path, sizeof path, "/proc/%s/stat", thread);
+    FILE *file = fopen(path, "re");
+    text[file ? fread(text, 1, sizeof text - 1, file) : 0] = 0;
+    const char *name_end = strrchr(text, ')');
+    if (name_end)
+        sscanf(name_end + 1, " %c", &state);
+    if (file)
+        fclose(file);
+    return state;
+}
+
+/* Whether all threads of a process are stopped, or it has ended. */
+static bool has_stopped(int pid)
+{
+    char path[64], thread[512];
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    bool stopped = true;
+    for (struct dirent *entry; stopped && tasks && (entry = readdir(tasks));) {
+        snprintf(thread, sizeof thread, "%d/task/%s", pid, entry->d_name);
+        char state = entry->d_name[0] == '.' ? 'T' : thread_state(thread);
+        stopped = state == 'T' || state == 't' || state == 'Z' || !state;
+    }
+    if (tasks)
+        closedir(tasks);
+    return stopped;
+}
+
 void td_test_kill(int victim, int signal)
 {
     int pid;
     while (!(pid = atomic_load(&page->ranks[victim].pid)))
         td__sleep_ns(100000);
-    if (pid > 0)
-        kill(pid, signal);
+    if (pid <= 0 || kill(pid, signal) || signal != SIGSTOP)
+        return;
+    while (!has_stopped(pid)) /* a thread that runs goes on for a moment */
+        td__sleep_ns(100000);
 }
 
 void td_test_barrier(void)

@@ -85,7 +85,7 @@ int td_test_count_files(const char *directory);
 /** Ends this rank; the test counts as skipped unless another rank fails. */
 _Noreturn void td_test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/** Sends `signal` to `rank`. */
+/** Sends `signal` to `rank`; SIGSTOP: and waits until it has stopped. */
 void td_test_kill(int rank, int signal);
 
 /** Waits until all ranks of the test are here. Needs no store. */
