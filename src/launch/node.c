@@ -395,8 +395,8 @@ static void *run(void *arg)
 {
     struct td__node *node = arg;
     td_status status = td__node_join(node);
+    pthread_mutex_lock(&node->lock); /* td__node_start() has it until the thread has its first name */
     pthread_setname_np(pthread_self(), "td-member"); /* for those who look at the process */
-    pthread_mutex_lock(&node->lock);
     node->joined = true;
     pthread_mutex_unlock(&node->lock);
     if (status)
@@ -455,7 +455,9 @@ td_status td__node_start(const struct td__run_options *options, const struct td_
     pthread_mutex_init(&node->lock, NULL);
     td__cond_init(&node->thread_ended);
     node->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_lock(&node->lock);
     int error = node->wake < 0 ? errno : td__thread_start(&node->thread, "td-node", run, node);
+    pthread_mutex_unlock(&node->lock);
     if (error) {
         free_node(node);
         return td_fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error));

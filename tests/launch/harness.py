@@ -121,7 +121,10 @@ class Job:
 
     def agent(self):
         """The pid of the agent behind this tdrun."""
-        return wait_until(lambda: children_of(self.pid), "the agent")[0]
+        agents = wait_until(lambda: children_of(self.pid) or self.process.poll() is not None, "the agent")
+        if agents is True:
+            raise AssertionError(f"tdrun has ended: {vars(self.finish())}")
+        return agents[0]
 
     def finish(self, deadline=DEADLINE):
         """Waits for the end; sets code, out and err."""

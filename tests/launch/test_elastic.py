@@ -154,7 +154,8 @@ class RestartAll(ElasticTest):
             "while kill -0 $(cat pid) 2>&-; do sleep 0.01; done; exit 5; fi;"
             "[ $TANDEM_ROUND$RANK = 01 ] && { echo $$ > pid.tmp; mv pid.tmp pid; };" + STAY
         )
-        jobs = self.start_nodes(2, nnodes="1:2", nproc=1, program=work)
+        conf = "last_call_timeout=100"  # nobody starts before both are there
+        jobs = self.start_nodes(2, nnodes="1:2", nproc=1, program=work, conf=conf)
         self.wait_files("pid")
         self.kill(jobs.pop(1))
         self.wait_round(1, 1)
