@@ -123,7 +123,7 @@ static td_status explain_exclusion(const td_group *group)
     TD_TRY(td__endpoint_check_excluded(endpoint, what));
     for (int i = 0; i < group->size; i++)
         if (td__endpoint_is_excluded(endpoint, group->ranks[i]) &&
-            td__endpoint_presence(endpoint, group->ranks[i]) != TD__LEFT)
+            td__endpoint_presence(endpoint, group->ranks[i]) != TD__PRESENT)
             return td_fail(TD_ERR_PEER, "%s: %s %s", what,
                            td__endpoint_describe(endpoint, group->ranks[i]),
                            td__endpoint_exit_reason(endpoint, group->ranks[i]));

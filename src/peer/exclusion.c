@@ -58,7 +58,8 @@ static bool shares_memory(const struct td__endpoint *endpoint, const struct td__
 /* A pidfd of its process; or -1. The process that is watched has not ended, so its pid is not another one's. */
 static int open_process(const struct td__endpoint *endpoint, const struct td__card *peer)
 {
-    if (!shares_memory(endpoint, peer) || !td__is_neighbour(endpoint, peer))
+    if (!shares_memory(endpoint, peer) || !td__is_neighbour(endpoint, peer) ||
+        atomic_load(&peer->presence) == TD__LEFT)
         return -1;
     int fd = td__process_watch(peer->pid, NULL);
     if (fd >= 0 && peer->process_watched && peer->process &&
@@ -96,12 +97,13 @@ static void end_presence(struct td__endpoint *endpoint, struct td__card *peer, i
     atomic_fetch_add(&endpoint->losses, 1);
 }
 
-/* Records an exclusion, unless there is one. A rank that has left cannot be excluded any more. */
+/* Records an exclusion, unless there is one. The rank may have left meanwhile, since it has heard of it: then it is the
+ * reason, and its process is not ended. */
 static td_status record(struct td__endpoint *endpoint, int rank, int by, const char *reason,
                         size_t size)
 {
     struct td__card *peer = td__peer(endpoint, rank), *other;
-    if (td__exclusion_of(endpoint, rank) || td__endpoint_presence(endpoint, rank) == TD__LEFT)
+    if (td__exclusion_of(endpoint, rank))
         return TD_OK;
     struct td__exclusion *made = make(endpoint, rank, by, reason, size), *none = NULL;
     if (!made)

@@ -72,7 +72,7 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
     const struct td__card *peer = td__peer(endpoint, rank);
     enum td__presence presence = td__endpoint_presence(endpoint, rank);
     const struct td__exclusion *exclusion = td__exclusion_of(endpoint, rank);
-    if (exclusion && (presence == TD__ENDED || presence == TD__CUT_OFF)) {
+    if (exclusion && presence != TD__PRESENT) {
         snprintf(text, sizeof text, "was excluded by rank %d: %s", exclusion->by,
                  exclusion->reason);
         return text;

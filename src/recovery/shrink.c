@@ -216,6 +216,7 @@ static void become_leader(struct attempt *attempt)
     for (int i = 0; i < group->size; i++) {
         if (i == group->rank || !is_present(attempt, i))
             continue;
+        tell_exclusions(attempt, i); /* the reason of a loss, so it comes first */
         tell_loss(attempt, i);
         all &= query(attempt, i, FOLLOW, group->rank);
     }
@@ -361,25 +362,35 @@ static uint64_t find_reason(const td_group *group)
     }
 }
 
+/* The other threads of this rank return from their calls in the group, and those of the other ranks. Each gets to know the
+ * exclusions first: they are the reason of a loss. */
+static td_status enter(struct attempt *attempt)
+{
+    td_group *group = attempt->group;
+    bool notify = !atomic_load(&group->aborted);
+    td__abort_excluded(group->root);
+    for (int i = 0; notify && i < group->size; i++)
+        if (i != group->rank && is_present(attempt, i))
+            tell_exclusions(attempt, i);
+    td__abort_own(group, find_reason(group), notify);
+    pthread_mutex_lock(&group->root->lock);
+    attempt->agreement = find(group->root, group->key, group->shrunk);
+    if (attempt->agreement)
+        attempt->agreement->entered = true;
+    pthread_mutex_unlock(&group->root->lock);
+    return attempt->agreement ? TD_OK : td__fail_nomem("td_group_shrink");
+}
+
 static td_status shrink(td_group *group, const td_group_options *options, td_group **survivors)
 {
     struct attempt attempt = {.group = group};
-    struct td__endpoint *endpoint = group->root->endpoint;
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group);
     td__deadline deadline = td__deadline_in_ms(timeout_ms);
-    TD_TRY(td__endpoint_check_excluded(endpoint, "td_group_shrink"));
-    td__abort_excluded(group->root);
-    td__abort_own(group, find_reason(group), !atomic_load(&group->aborted));
-    pthread_mutex_lock(&group->root->lock);
-    attempt.agreement = find(group->root, group->key, group->shrunk);
-    if (attempt.agreement)
-        attempt.agreement->entered = true;
-    pthread_mutex_unlock(&group->root->lock);
-    if (!attempt.agreement)
-        return td__fail_nomem("td_group_shrink");
+    TD_TRY(td__endpoint_check_excluded(group->root->endpoint, "td_group_shrink"));
     attempt.told = calloc((size_t)group->size, sizeof *attempt.told);
-    td_status status = attempt.told ? agree(&attempt, deadline, timeout_ms)
-                                    : td__fail_nomem("td_group_shrink");
+    td_status status = attempt.told ? enter(&attempt) : td__fail_nomem("td_group_shrink");
+    if (!status)
+        status = agree(&attempt, deadline, timeout_ms);
     free(attempt.told);
     TD_TRY(status);
     TD_TRY(make_rest(&attempt, options, survivors));
