@@ -248,10 +248,12 @@ static td_status open_channel(struct td__stream *stream)
     return TD_OK;
 }
 
+/* First the handle: to close or stop it later would take another descriptor, which has got the number, out of the loop. */
 static void close_channel(struct td__stream *stream)
 {
-    if (stream->watched)
-        uv_poll_stop(&stream->poll);
+    if (stream->polled)
+        uv_close((uv_handle_t *)&stream->poll, NULL);
+    stream->polled = false;
     if (stream->read_end >= 0)
         close(stream->read_end);
     stream->read_end = -1;
@@ -343,7 +345,7 @@ td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop)
     }
     uv_timer_init(loop, &stream->patience);
     stream->poll.data = stream->patience.data = stream;
-    stream->watched = true;
+    stream->polled = stream->watched = true;
     uv_poll_start(&stream->poll, UV_READABLE, on_readable);
     return TD_OK;
 }
@@ -352,11 +354,9 @@ void td__stream_finish(struct td__stream *stream)
 {
     td__stream_settle(stream);
     close_channel(stream);
-    if (stream->watched) {
-        uv_close((uv_handle_t *)&stream->poll, NULL);
+    if (stream->watched)
         uv_close((uv_handle_t *)&stream->patience, NULL);
-        stream->watched = false;
-    }
+    stream->watched = false;
     td__buffer_free(&stream->line);
     if (!td__log_file_close(&stream->log))
         report_log_error(stream);

@@ -90,7 +90,7 @@ struct td__stream {
     bool paused;            /* not read from, until the console has caught up */
     uv_poll_t poll;
     uv_timer_t patience; /* SCREEN: when it is over, an unfinished line is shown */
-    bool watched;        /* the handles are in use */
+    bool polled, watched; /* `poll` is in use, both handles are */
 };
 
 /** Opens both ends and begins to watch; `write_end` is closed by the caller when the worker has it. The
