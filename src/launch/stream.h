@@ -90,7 +90,8 @@ struct td__stream {
     bool paused;            /* not read from, until the console has caught up */
     uv_poll_t poll;
     uv_timer_t patience; /* SCREEN: when it is over, an unfinished line is shown */
-    bool polled, watched; /* `poll` is in use, both handles are */
+    bool polled;         /* `poll` is in use: until the channel is closed */
+    bool watched;        /* `patience` is */
 };
 
 /** Opens both ends and begins to watch; `write_end` is closed by the caller when the worker has it. The
