@@ -394,8 +394,10 @@ static void walk(int steps, uint64_t seed)
         td_future_release(store.calls[i]);
     }
     td_test_barrier();
+    pthread_mutex_lock(&store.lock); /* after the threads that have filled them */
     for (int i = 0; i < SLOTS; i++)
         td_rref_release(store.slots[i]);
+    pthread_mutex_unlock(&store.lock);
     boxes_check_empty();
     boxes_delay_end();
     boxes_end();

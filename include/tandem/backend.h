@@ -174,6 +174,11 @@ typedef struct td_backend_ops {
      *  then, and abort() is called whenever it breaks, as it is with submit(). */
     bool breaks_with_members;
 
+    /** For submit() on devices: a call may be enqueued after submit() has returned, also by another thread. The backend
+     *  calls td_work_begin() and td_work_end() then; otherwise the library does it before submit(), and in
+     *  td_work_complete(). */
+    bool enqueues_later;
+
     void *reserved[3]; /* must be zero */
 } td_backend_ops;
 
@@ -197,6 +202,13 @@ TD_API td_status td_backend_compare(const td_backend_context *context, uint64_t 
 /** Completes a work of post() or submit(): once, with the td_last_error() of this thread where `status` is not
  *  TD_OK. `source` and `received` are those of a recv (a rank in the group, and bytes). */
 TD_API void td_work_complete(td_work *work, td_status status, int source, size_t received);
+
+/** For `enqueues_later`, around what is enqueued for a call on a device. td_work_begin() orders call->stream behind what
+ *  the caller had enqueued when it made the call; td_work_end() takes what the stream has then as the result, which the
+ *  caller's stream waits for. In between, nothing of another call may be enqueued on that stream, nor be ordered by
+ *  td_work_begin(), unless the two are enqueued together: the first call would wait for what the second one waits for. */
+TD_API void td_work_begin(td_work *work);
+TD_API void td_work_end(td_work *work);
 
 /** On host memory: acc[i] = acc[i] op other[i], rounding each time to the dtype. TD_AVG adds, TD_PREMUL_SUM too:
  *  td_reduce_begin() multiplies an input in place, and td_reduce_end() divides a result over `size`

@@ -84,6 +84,7 @@ static td_status enqueue(struct nccl_group *group, struct nccl_call *pending,
     if (!channel)
         return td_last_status();
     pending->batch = pending->call->kind >= TD_OP_SEND ? own_batch(group) : NULL;
+    pending->batch_number = pending->batch ? pending->batch->number : 0;
     nccl_list_add(&channel->queue, pending);
     nccl_channel_pump(channel, done);
     *waits = (channel->queue.first && !pending->batch) || channel->issued.first;
@@ -138,6 +139,7 @@ static td_status batch_begin(void *self)
         return td_fail(TD_ERR_NOMEM, "backend nccl: out of memory");
     batch->thread = pthread_self();
     pthread_mutex_lock(&group->lock);
+    batch->number = ++group->batches_begun;
     batch->next = group->batches;
     group->batches = batch;
     pthread_mutex_unlock(&group->lock);
@@ -220,6 +222,7 @@ static const td_backend_ops ops = {
     .abort = abort_group,
     .verify = verify,
     .has_uneven = true,
+    .enqueues_later = true,
     .devices = devices,
 };
 

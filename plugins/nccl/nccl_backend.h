@@ -33,6 +33,7 @@ struct nccl_call {
     td_work *work;
     int64_t deadline_ns;
     struct nccl_batch *batch; /* it is held back until the end of the batch; NULL: it is not */
+    uint64_t batch_number;    /* also after that; 0: of no batch */
     bool has_op;
     int op; /* made for this call: premul_sum */
     td_status status;
@@ -46,6 +47,7 @@ struct nccl_list {
 struct nccl_batch {
     struct nccl_batch *next;
     pthread_t thread;
+    uint64_t number;
 };
 
 enum nccl_state {
@@ -101,6 +103,7 @@ struct nccl_group {
     td_device *device; /* of the first call; a communicator has one */
     struct nccl_channel *channels;
     struct nccl_batch *batches;
+    uint64_t batches_begun;
     pthread_t worker;
     bool working;
 

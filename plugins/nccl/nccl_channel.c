@@ -121,27 +121,38 @@ static void end_issued(struct nccl_channel *channel, td_status status, struct nc
     while ((pending = nccl_list_take(&channel->issued))) {
         if (pending->has_op && channel->comm)
             nccl.ncclRedOpDestroy(pending->op, channel->comm);
-        if (!status)
+        if (!status) {
             note_enqueued(channel, pending);
+            td_work_end(pending->work);
+        }
         pending->status = status;
         nccl_list_add(done, pending);
     }
 }
 
-/* Collectives are enqueued one by one, since all ranks must combine the same; messages as many as there are. */
+/* What is enqueued next: one call, or the messages of one batch. Messages of several threads may depend on one another by
+ * way of the other direction; together each would wait for what any of them waits for. */
+static void take_next(struct nccl_channel *channel)
+{
+    uint64_t batch = channel->queue.first->batch_number;
+    do {
+        struct nccl_call *pending = nccl_list_take(&channel->queue);
+        nccl_list_add(&channel->issued, pending);
+        td_work_begin(pending->work);
+    } while (batch && channel->queue.first && channel->queue.first->batch_number == batch);
+}
+
 static td_status issue(struct nccl_channel *channel)
 {
-    struct nccl_call *pending;
     const td_call *last = channel->queue.first->call;
     int result = nccl.ncclGroupStart(), one = NCCL_OK;
     if (result != NCCL_OK)
         return fail_result(channel, last, result);
-    while ((pending = channel->queue.first) && !pending->batch) {
-        nccl_list_add(&channel->issued, nccl_list_take(&channel->queue));
+    take_next(channel);
+    for (struct nccl_call *pending = channel->issued.first; pending && one == NCCL_OK;
+         pending = pending->next) {
         one = nccl_run_call(channel, pending);
         last = pending->call;
-        if (one != NCCL_OK || channel->source < 0)
-            break;
     }
     result = nccl.ncclGroupEnd();
     if (one != NCCL_OK)

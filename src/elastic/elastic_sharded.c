@@ -234,6 +234,15 @@ static td_status begin_anew(struct sharded_replica *replica, td_elastic *elastic
     return TD_OK;
 }
 
+/* They read memory that is about to be freed; nobody needs them. */
+static void end_copies(struct td__mirror *mirror)
+{
+    struct td__error before;
+    td__error_save(&before);
+    if (td__mirror_wait(mirror))
+        td__error_undo(&before);
+}
+
 static td_status divide(struct sharded_replica *replica, td_elastic *elastic,
                         const struct td__elastic_source *source, int64_t *step)
 {
@@ -248,6 +257,8 @@ static td_status divide(struct sharded_replica *replica, td_elastic *elastic,
     replica->touched = true;
     if (begins && has && !replica->has_initial)
         return td_fail(TD_ERR_STATE, "td_elastic_run: no rank is left that has the weights");
+    if (replica->mirror && !has)
+        end_copies(replica->mirror);
     td_status status = td__fsdp_reshard(replica->model, replica->parts.optimizer, elastic->all,
                                         has ? replica->mirror : NULL, step);
     if (status == TD_ERR_PEER && !begins) {

@@ -124,8 +124,7 @@ static td_work *dequeue(td_group *group)
 /* Runs a work, and dequeues the next one, unless this is `last`. */
 static td_work *run_work(td_group *group, td_work *work, const td_work *last)
 {
-    if (work->event) /* a device that has failed makes the call fail */
-        td_stream_wait_event(work->operation.call.stream, work->event);
+    td_work_begin(work);
     work->begin_ns = td__now_ns();
     td_status status = run_call(group, &work->operation.call, work->entry);
     work->end_ns = td__now_ns();
@@ -324,8 +323,8 @@ static td_status submit(td_group *group, const struct td__part *part,
     if (!work)
         return td__error_status();
     td_call *call = &work->operation.call;
-    if (work->event)
-        td_stream_wait_event(call->stream, work->event);
+    if (!part->ops->enqueues_later)
+        td_work_begin(work);
     call->timeout_ms = td__call_timeout(group);
     call->sequence = next_sequence(group);
     work->submitted = true;
@@ -421,13 +420,16 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
     td_call timed = *call;
     if (!timed.timeout_ms)
         timed.timeout_ms = td__call_timeout(group);
-    if (call->device)
+    bool later = part->submits && part->ops->enqueues_later;
+    if (call->device && !later)
         td_stream_wait_stream(call->stream, td__stream_of(call->device));
     if (!work_out && part->ops->run_message && !part->submits)
         return run_message(group, part, &timed);
     td_work *work = td__work_create(group, &timed);
     if (!work)
         return td__error_status();
+    if (work->event && later)
+        td_event_record(work->event, NULL);
     uint64_t entry = work->entry = td__record_message(group, call, work_out != NULL);
     td_status status = call->device && part->ops->stage_devices
                            ? td__stage_post(part, &work->operation.call, work)

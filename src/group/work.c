@@ -60,6 +60,7 @@ td_work *td__work_create(td_group *group, const td_call *call)
     work->calling = false;
     work->inner = NULL;
     work->event = NULL;
+    work->recorded = false;
     work->submitted = false;
     atomic_store_explicit(&work->staged, NULL, memory_order_relaxed);
     work->failure = call->device ? keep_failure(group, call) : NULL;
@@ -220,6 +221,8 @@ static void finish(td_work *work, td_status status, const char *reason, int sour
 /* The result of a call on a device is what its stream has now. */
 static td_status record_result(td_work *work, td_status status)
 {
+    if (work->recorded)
+        return status;
     td_status recorded = td_event_record(work->event, work->operation.call.stream);
     return status ? status : recorded;
 }
@@ -237,6 +240,19 @@ void td_work_complete(td_work *work, td_status status, int source, size_t receiv
     finish(work, status, td__error_text(), known ? group->ranks[source] : -1, received);
     if (submitted)
         td__group_unuse(group);
+}
+
+void td_work_begin(td_work *work)
+{
+    if (work->event) /* a device that has failed makes the call fail */
+        td_stream_wait_event(work->operation.call.stream, work->event);
+}
+
+/* Where it fails, td_work_complete() does as well, and says so. */
+void td_work_end(td_work *work)
+{
+    if (work->event)
+        work->recorded = !td_event_record(work->event, work->operation.call.stream);
 }
 
 td_status td_work_status(td_work *work)

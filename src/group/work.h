@@ -41,6 +41,7 @@ struct td_work {
     size_t *counts;             /* its own copy of the counts of an uneven all_to_all */
 
     td_event *event; /* of a call on a device: at first its start, when it is complete the result */
+    bool recorded;   /* it is the result by now */
     bool submitted;  /* a collective that the backend completes by itself */
     struct td__failure
         *failure; /* of the group, which a result on a device may share; NULL: none can */

@@ -336,6 +336,57 @@ RANKS(an_error_that_comes_later, .ranks = 2, .deadline_s = 60)
     end_broken(x);
 }
 
+/* ---- Order -----------------------------------------------------------------------------------------------------
+ *
+ * On rank 0 the second collective waits for a message which rank 1 sends when it has the result of the first one. It is called
+ * while NCCL has not enqueued the first one, which must not wait for the message, too. */
+
+static void receive_between(td_tensor *x, td_tensor *y, td_work *works[2])
+{
+    td_work *message;
+    td_stream *stream = td_stream_create(nccl_device(), 0);
+    CHECK(stream);
+    CHECK_OK(td_irecv(y, 1, 0, NULL, &message));
+    {
+        TD_STREAM_SCOPE(stream);
+        CHECK_OK(td_work_wait(message, 0));
+    }
+    CHECK_OK(td_all_reduce(x, TD_MAX, NULL, &works[0]));
+    {
+        TD_STREAM_SCOPE(stream);
+        CHECK_OK(td_all_reduce(y, TD_MAX, NULL, &works[1]));
+    }
+    td_work_release(message);
+    td_stream_release(stream);
+}
+
+static void send_between(td_tensor *x, td_tensor *y, td_work *works[2])
+{
+    CHECK_OK(td_all_reduce(x, TD_MAX, NULL, &works[0]));
+    CHECK_OK(td_work_wait(works[0], 0));
+    CHECK_OK(td_send(y, 0, 0, NULL));
+    CHECK_OK(td_all_reduce(y, TD_MAX, NULL, &works[1]));
+}
+
+RANKS(a_later_call_does_not_delay_an_earlier_one, .ranks = 2, .deadline_s = 60)
+{
+    setenv("FAKE_NCCL_SLOW", "50", 0);
+    nccl_begin(600000);
+    td_tensor *x = warm_up(), *y = ones(100);
+    for (int i = 0; i < 5; i++) {
+        td_work *works[2];
+        (td_get_rank(NULL) == 0 ? receive_between : send_between)(x, y, works);
+        CHECK_OK(td_work_wait_all(works, 2, 0));
+        td_work_release(works[0]);
+        td_work_release(works[1]);
+        CHECK_EQ(nccl_sum(x), 1000);
+        CHECK_EQ(nccl_sum(y), 100);
+    }
+    td_tensor_release(x);
+    td_tensor_release(y);
+    nccl_end();
+}
+
 /* ---- Threads --------------------------------------------------------------------------------------------------- */
 
 /* Has a stream of its own: on the default stream, which all threads share, a message would wait for the collectives
