@@ -334,7 +334,7 @@ RANKS(dies_after_training, .ranks = 3, .may_die = 2)
     td_status status;
     while (!(status = td_group_barrier(td_elastic_group(elastic), NULL))) {
     }
-    CHECK_EQ(status, TD_ERR_PEER);
+    CHECK(status == TD_ERR_PEER || status == TD_ERR_ABORTED); /* the other one has noticed it first */
     CHECK_OK(td_elastic_run(elastic, 3, pass, &plan));
     CHECK_EQ(td_elastic_world(elastic), 2);
     CHECK_OK(td_fsdp_gather_begin(td_elastic_model(elastic), false));
