@@ -163,6 +163,7 @@ static int finish(struct td__agent *agent)
     if (agent->null > 0)
         close(agent->null);
     free(agent->cpus);
+    free(agent->adoptions);
     free(agent);
     return code;
 }

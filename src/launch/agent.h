@@ -60,6 +60,8 @@ struct td__agent {
     int drain_listener, drain_client; /* of tdrun drain; -1: none */
     uv_poll_t drain_poll;
     bool draining;            /* this node leaves the job */
+    struct td__adoption *adoptions; /* ranks of other nodes that spares here are to have … */
+    int adopted, adopting;          /* … the first of them have them */
     bool spares_wait;         /* one of them has come to where it waits for a rank */
     bool spares_given_up;     /* the program has no use for them */
     struct rlimit file_limit; /* of the workers; it is higher here */
@@ -139,6 +141,10 @@ td_status td__hosts_start(struct td__agent *agent, struct td__worker *worker, in
  *  page in the book. Closes first what it had open, and runs the event loop for that, so it must not be called from
  *  it; when the loop finds a reason to end, nothing is started. When it fails, the worker has ended as before. */
 td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker);
+
+/** A spare that has got its variables: is from now on the worker with this rank, for good. */
+void td__attempt_promote(struct td__agent *agent, struct td__worker *spare, int rank,
+                         int local_rank);
 
 /** A spare that has got its variables: has from now on the rank of `worker`, which is to be a spare in its place. */
 void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct td__worker *worker);

@@ -253,6 +253,9 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
     case TD__NODE_ANSWER:
         td__drain_answer(agent, event->code, event->text);
         break;
+    case TD__NODE_ADOPT:
+        td__spares_adopt(agent, event->code, event->text);
+        break;
     case TD__NODE_DRAIN:
         leave_job(agent);
         break;

@@ -141,6 +141,7 @@ static void on_replacement(uv_timer_t *timer)
 void td__agent_restart_workers(struct td__agent *agent)
 {
     struct td__worker *worker;
+    td__spares_give_adopted(agent);
     while (!agent->reason && (worker = next_to_restart(agent))) {
         int64_t wait_ns = worker->restart_ns - td__now_ns();
         if (wait_ns > 0) {

@@ -375,22 +375,16 @@ static void rename_streams(struct td__agent *agent, struct td__worker *worker)
     }
 }
 
-void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct td__worker *worker)
+void td__attempt_promote(struct td__agent *agent, struct td__worker *spare, int rank,
+                         int local_rank)
 {
     struct td__attempt *attempt = &agent->attempt;
-    int number = spare->spare, lives = spare->restarts, short_lives = spare->short_lives;
     spare->spare = -1;
-    spare->rank = worker->rank;
-    spare->local_rank = worker->local_rank;
-    spare->restarts = worker->restarts + 1;
-    spare->short_lives = worker->short_lives;
+    spare->rank = rank;
+    spare->local_rank = local_rank;
+    spare->restarts = 1;
+    spare->short_lives = 0;
     spare->started_ns = td__now_ns();
-    worker->spare = number;
-    worker->rank = worker->local_rank = -1;
-    worker->restarts = lives;
-    worker->short_lives = short_lives;
-    worker->restart_wanted = true;
-    worker->restart_ns = spare->started_ns;
     rename_streams(agent, spare);
     const struct td__cpus *cpus = cpus_of(agent, spare);
     if (cpus)
@@ -399,6 +393,20 @@ void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct 
         return;
     td__flight_log_at(attempt->book.map, spare->slot)->waits = 0;
     td__flight_book_started(&attempt->book, spare->slot, spare->rank, spare->pid);
+}
+
+void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct td__worker *worker)
+{
+    struct td__worker before = *spare;
+    td__attempt_promote(agent, spare, worker->rank, worker->local_rank);
+    spare->restarts = worker->restarts + 1;
+    spare->short_lives = worker->short_lives;
+    worker->spare = before.spare;
+    worker->rank = worker->local_rank = -1;
+    worker->restarts = before.restarts;
+    worker->short_lives = before.short_lives;
+    worker->restart_wanted = true;
+    worker->restart_ns = spare->started_ns;
 }
 
 /* ---- While the workers run ------------------------------------------------------------------- */

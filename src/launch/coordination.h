@@ -47,6 +47,10 @@ void td__lead_remove(struct td__node *node, struct td__seat *seat);
 void td__lead_report(struct td__node *node, enum td__node_message kind, int from, int code,
                      const char *text, int except);
 
+/** Tells one node. */
+void td__lead_tell(struct td__node *node, const struct td__seat *seat, enum td__node_message kind,
+                   const struct td__buffer *body);
+
 /** Refuses a launcher. */
 void td__lead_refuse(struct td__node_peer *peer, const char *text);
 
@@ -64,6 +68,15 @@ void td__lead_let_go(struct td__node *node);
 
 /** Ends the workers of all nodes, because nodes come or go. */
 void td__lead_change(struct td__node *node, const char *text);
+
+/* ---- node_adopt.c ---------------------------------------------------------------------------- */
+
+/** With --on-failure replace: spares of other nodes get the ranks of a node that has left or is lost; its seat is still
+ *  there. The roster that follows says who has them. */
+void td__lead_pass_on(struct td__node *node, const struct td__seat *left);
+
+/** The rank behind those of `other` where it has one of `count` from `rank` on; else -1. */
+int td__roster_node_behind(const struct td__roster_node *other, int rank, int count);
 
 /* ---- node_losses.c --------------------------------------------------------------------------- */
 

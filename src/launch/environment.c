@@ -43,7 +43,8 @@ static void describe_rank(struct own *own, const struct td__agent *agent,
     const struct td__node_world *world = &agent->world;
     add(own, "RANK=%d", worker->rank);
     add(own, "LOCAL_RANK=%d", worker->local_rank);
-    add(own, "ROLE_RANK=%d", world->role_rank + worker->local_rank);
+    bool adopted = worker->local_rank >= agent->options->nproc;
+    add(own, "ROLE_RANK=%d", adopted ? worker->rank : world->role_rank + worker->local_rank);
     add(own, "TORCHELASTIC_RESTART_COUNT=%d", agent->attempt.restarts + worker->restarts);
     if (worker->restarts)
         add(own, "TANDEM_REJOIN=1");
@@ -65,7 +66,8 @@ static void describe(struct own *own, const struct td__agent *agent,
     else
         add(own, TD__SPARE_VARIABLE "=%d", worker->far_end);
     add(own, "WORLD_SIZE=%d", world->size);
-    add(own, "LOCAL_WORLD_SIZE=%d", options->nproc);
+    add(own, "LOCAL_WORLD_SIZE=%d",
+        worker->local_rank < options->nproc ? options->nproc : worker->local_rank + 1);
     add(own, "GROUP_RANK=%d", world->node_rank);
     add(own, "GROUP_WORLD_SIZE=%d", world->nodes);
     add(own, "ROLE_NAME=%.255s", options->role);

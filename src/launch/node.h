@@ -61,6 +61,7 @@ enum td__node_event_kind {
     TD__NODE_LOST,     /* a node is lost, and the others go on */
     TD__NODE_STORE,    /* the store has moved, or its standbys have: `world` says where they are */
     TD__NODE_DRAIN,    /* this node is to leave: td__node_depart() */
+    TD__NODE_ADOPT,    /* a spare here gets rank `code`, of a node that is no more: `text` says which */
     TD__NODE_ANSWER,   /* to td__node_drain(): `code` is 0 where it is passed on */
     TD__NODE_OVER, /* the job cannot go on: a launcher has ended, or was signalled to end, … */
 };
@@ -70,7 +71,7 @@ struct td__node_event {
     bool own; /* OVER: this node has noticed it itself */
     int code; /* FAILED, OVER: the exit code that goes with it */
     char text
-        [TD__ERROR_TEXT]; /* FAILED, CHANGED, LOST, ANSWER, OVER: what happened, in a sentence */
+        [TD__ERROR_TEXT]; /* FAILED, CHANGED, LOST, ADOPT, ANSWER, OVER: what happened, in a sentence */
     struct td__node_world world; /* ROUND, STORE */
 };
 

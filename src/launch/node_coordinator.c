@@ -33,8 +33,8 @@ enum {
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-static void tell(struct td__node *node, const struct td__seat *seat, enum td__node_message kind,
-                 const struct td__buffer *body)
+void td__lead_tell(struct td__node *node, const struct td__seat *seat, enum td__node_message kind,
+                   const struct td__buffer *body)
 {
     if (seat->own)
         td__member_take(node, kind, (struct td__span){(const char *)body->data, body->size});
@@ -49,7 +49,7 @@ static void tell_all(struct td__node *node, enum td__node_message kind,
     for (int i = 0; i < node->lead->count; i++) {
         const struct td__seat *seat = &node->lead->seats[i];
         if (seat->introduction.node.id != except && (seat->in_round || !of_round))
-            tell(node, seat, kind, body);
+            td__lead_tell(node, seat, kind, body);
     }
 }
 
@@ -165,10 +165,10 @@ static void rank_newcomer(struct td__node *node, struct td__seat *seat)
     take_node_rank(node, seat);
     for (int i = 0; i < node->lead->count; i++) {
         const struct td__roster_node *other = &node->lead->seats[i].introduction.node;
-        if (other == own || own->rank >= other->rank + other->nproc ||
-            other->rank >= own->rank + own->nproc)
+        int behind = other == own ? -1 : td__roster_node_behind(other, own->rank, own->nproc);
+        if (behind < 0)
             continue;
-        own->rank = other->rank + other->nproc;
+        own->rank = behind;
         i = -1; /* that may collide with another one */
     }
 }
@@ -204,7 +204,7 @@ static void publish(struct td__node *node, enum td__node_message kind, struct td
     td__buffer_put_u8(&body, only != NULL);
     td__roster_put(&body, &node->roster);
     if (only)
-        tell(node, only, kind, &body);
+        td__lead_tell(node, only, kind, &body);
     else
         tell_all(node, kind, &body, except);
     td__buffer_free(&body);
@@ -288,7 +288,7 @@ static void let_go(struct td__node *node)
         if (!seat->leaving || (seat->in_round && !seat->gone) || !hand_store_over(node, seat))
             continue;
         node->lead->handing_ns = 0;
-        tell(node, seat, TD__MESSAGE_DONE, &nothing);
+        td__lead_tell(node, seat, TD__MESSAGE_DONE, &nothing);
         if (seat->own) {
             node->lead->phase = TD__ENDED;
             return;
@@ -381,6 +381,7 @@ static void on_leave(struct td__node *node, struct td__seat *seat)
     int id = seat->introduction.node.id;
     seat->gone = true;
     td__lead_report(node, TD__MESSAGE_LOST, id, 0, text, id);
+    td__lead_pass_on(node, seat);
     td__lead_let_go(node);
 }
 
@@ -405,7 +406,7 @@ static void on_drain(struct td__node *node, struct td__span body)
     if (!seat)
         return;
     td__buffer_put(&copy, body.data, body.size);
-    tell(node, seat, TD__MESSAGE_DRAIN, &copy);
+    td__lead_tell(node, seat, TD__MESSAGE_DRAIN, &copy);
     td__buffer_free(&copy);
 }
 

@@ -35,6 +35,7 @@ static void introduce_self(struct td__node *node, int wanted_rank)
         .node = {.id = -1,
                  .node_rank = -1,
                  .nproc = options->nproc,
+                 .spares = options->spares,
                  .pid = (int)getpid(),
                  .port = node->port},
     };

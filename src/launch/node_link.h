@@ -25,6 +25,7 @@ enum td__node_message {
     TD__MESSAGE_ROSTER, /* down: a roster that has changed; the workers go on */
     TD__MESSAGE_STOP, /* down: end the workers of the round, because one has failed (a report) … */
     TD__MESSAGE_CHANGE,  /* down: … or because nodes come or go (a report) */
+    TD__MESSAGE_ADOPT,   /* down: a spare here is to have a rank of a node that is no more (a report: the rank is its code) */
     TD__MESSAGE_LOST,    /* down: a node is lost, and the others go on (a report) */
     TD__MESSAGE_DONE,    /* down: the workers have ended on all nodes */
     TD__MESSAGE_OVER,    /* down: the job cannot go on (a report) */

@@ -184,6 +184,8 @@ static void remove_lost(struct td__node *node, char *text, size_t room)
         if (td__others_go_on(node->options) && seat->in_round)
             td__lead_report(node, TD__MESSAGE_LOST, seat->introduction.node.id, 1, seat->why,
                             seat->introduction.node.id);
+        if (seat->in_round && !seat->gone)
+            td__lead_pass_on(node, seat);
         if (lost++ < 4)
             td__text_add(text, room, "%s%s", lost > 1 ? "; " : "", seat->why);
         td__lead_remove(node, seat);

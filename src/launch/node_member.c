@@ -79,6 +79,9 @@ static void take_report(struct td__node *node, enum td__node_message kind, struc
     case TD__MESSAGE_LOST:
         td__node_post(node, TD__NODE_LOST, false, report.code, report.text);
         break;
+    case TD__MESSAGE_ADOPT:
+        td__node_post(node, TD__NODE_ADOPT, false, report.code, report.text);
+        break;
     case TD__MESSAGE_DRAIN:
         td__node_post(node, TD__NODE_DRAIN, false, 0, "");
         break;

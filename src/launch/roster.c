@@ -45,6 +45,10 @@ static void put_node(struct td__buffer *buffer, const struct td__roster_node *no
     put_int(buffer, node->node_rank);
     put_int(buffer, node->rank);
     put_int(buffer, node->nproc);
+    put_int(buffer, node->spares);
+    put_int(buffer, node->adoptions);
+    for (int i = 0; i < node->adoptions; i++)
+        put_int(buffer, node->adopted[i]);
     put_int(buffer, node->pid);
     put_int(buffer, node->port);
     put_text(buffer, node->address, sizeof node->address);
@@ -61,6 +65,10 @@ static void read_node(struct td__reader *reader, struct td__roster_node *node)
     node->node_rank = read_int(reader, -1, MOST_NODES);
     node->rank = read_int(reader, 0, INT_MAX / 2);
     node->nproc = read_int(reader, 1, MOST_WORKERS);
+    node->spares = read_int(reader, 0, MOST_WORKERS);
+    node->adoptions = read_int(reader, 0, TD__ADOPTED);
+    for (int i = 0; !reader->failed && i < node->adoptions; i++)
+        node->adopted[i] = read_int(reader, 0, INT_MAX / 2);
     node->pid = read_int(reader, 0, INT_MAX);
     node->port = read_int(reader, 0, 65535);
     read_text(reader, node->address, sizeof node->address);
@@ -175,9 +183,12 @@ void td__roster_world(const struct td__roster *roster, int id, struct td__node_w
         bool same_role = !strcmp(node->role, own->role);
         if (node->rank < own->rank)
             world->role_rank += same_role ? node->nproc : 0;
-        world->role_size += same_role ? node->nproc : 0;
+        world->role_size += same_role ? node->nproc + node->adoptions : 0;
         if (node->rank + node->nproc > world->size)
             world->size = node->rank + node->nproc;
+        for (int k = 0; k < node->adoptions; k++)
+            if (node->adopted[k] >= world->size)
+                world->size = node->adopted[k] + 1;
     }
 }
 

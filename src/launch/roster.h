@@ -10,9 +10,13 @@
 #include "base/buffer.h"
 #include "launch/node.h"
 
+enum { TD__ADOPTED = 64 }; /* ranks of nodes that are no more, which a node takes over at most */
+
 struct td__roster_node {
     int id, node_rank;
     int rank, nproc;                     /* of its first worker, and how many there are */
+    int spares;                          /* how many it was started with … */
+    int adopted[TD__ADOPTED], adoptions; /* … and the ranks that some of them have for good */
     int pid;                             /* of its launcher's agent */
     int port;                            /* of its launcher, and … */
     char address[64];                    /* … where that is; "": where the endpoint is */

@@ -12,9 +12,21 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+struct td__adoption {
+    int rank;
+    char what[400];
+};
+
+static bool are_wanted(const struct td__agent *agent)
+{
+    return !agent->reason && !agent->draining && !agent->spares_given_up &&
+           !td__attempt_ends(&agent->attempt);
+}
 
 /* ---- The connection -------------------------------------------------------------------------- */
 
@@ -123,21 +135,68 @@ static bool send_rank(const struct td__agent *agent, const struct td__worker *sp
     return sent;
 }
 
+/* What it has written so far is not the rank's. */
+static void settle(struct td__worker *spare)
+{
+    td__stream_settle(&spare->streams[TD__OUT]);
+    td__stream_settle(&spare->streams[TD__ERR]);
+}
+
+/* It has half a message. */
+static void give_up(struct td__worker *spare)
+{
+    kill(-spare->pid, SIGKILL);
+    td__spare_hang_up(spare);
+}
+
 bool td__spares_give(struct td__agent *agent, struct td__worker *worker)
 {
     struct td__worker *spare;
     while ((spare = td__spares_find(agent))) {
-        /* What it has written so far is not the rank's. */
-        td__stream_settle(&spare->streams[TD__OUT]);
-        td__stream_settle(&spare->streams[TD__ERR]);
+        settle(spare);
         if (send_rank(agent, spare, worker)) {
             td__attempt_swap(agent, spare, worker);
             return true;
         }
-        kill(-spare->pid, SIGKILL); /* half a message */
-        td__spare_hang_up(spare);
+        give_up(spare);
     }
     return false;
+}
+
+/* ---- Ranks of other nodes --------------------------------------------------------------------- */
+
+void td__spares_adopt(struct td__agent *agent, int rank, const char *what)
+{
+    size_t size = ((size_t)agent->adopting + 1) * sizeof *agent->adoptions;
+    struct td__adoption *adoptions = realloc(agent->adoptions, size);
+    if (!adoptions)
+        abort(); /* the supervisor cleans up */
+    agent->adoptions = adoptions;
+    struct td__adoption *adoption = &adoptions[agent->adopting++];
+    adoption->rank = rank;
+    snprintf(adoption->what, sizeof adoption->what, "%s", what);
+}
+
+void td__spares_give_adopted(struct td__agent *agent)
+{
+    struct td__worker *spare;
+    while (agent->adopted < agent->adopting && are_wanted(agent) &&
+           (spare = td__spares_find(agent))) {
+        const struct td__adoption *adoption = &agent->adoptions[agent->adopted];
+        struct td__worker place = {.spare = -1,
+                                   .rank = adoption->rank,
+                                   .local_rank = agent->options->nproc + agent->adopted};
+        int number = spare->spare;
+        settle(spare);
+        if (!send_rank(agent, spare, &place)) {
+            give_up(spare);
+            continue;
+        }
+        td__attempt_promote(agent, spare, place.rank, place.local_rank);
+        agent->adopted++;
+        td__console_say(&agent->console, "spare %d (pid %d%s) takes %s", number, (int)spare->pid,
+                        agent->where, adoption->what);
+    }
 }
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
@@ -158,12 +217,6 @@ static void plan(struct td__agent *agent, struct td__worker *spare, bool soon, c
                  pause > 0 ? "starting another one in %.1f s" : "starting another one", pause);
     }
     td__console_say(&agent->console, "%s; %s", text, next);
-}
-
-static bool are_wanted(const struct td__agent *agent)
-{
-    return !agent->reason && !agent->draining && !agent->spares_given_up &&
-           !td__attempt_ends(&agent->attempt);
 }
 
 void td__spare_ended(struct td__agent *agent, struct td__worker *spare)

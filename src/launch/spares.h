@@ -21,6 +21,13 @@ struct td__worker *td__spares_find(const struct td__agent *agent);
  *  a spare now, that is to be started. Not from the event loop. */
 bool td__spares_give(struct td__agent *agent, struct td__worker *worker);
 
+/** A rank of another node, of which `what` says which, is to be given to a spare: at once, or as soon as there is one that
+ *  takes it. */
+void td__spares_adopt(struct td__agent *agent, int rank, const char *what);
+
+/** Gives such ranks to the spares that are there. Not from the event loop. */
+void td__spares_give_adopted(struct td__agent *agent);
+
 /** A spare has ended: says so, and has another one started. */
 void td__spare_ended(struct td__agent *agent, struct td__worker *spare);
 

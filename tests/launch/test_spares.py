@@ -9,7 +9,7 @@ import sys
 
 import harness
 import test_examples
-from harness import Test, is_alive, read_file, wait_until
+from harness import Test, free_port, is_alive, read_file, wait_until
 
 SURVIVE = ELASTIC = None  # set below
 
@@ -301,6 +301,74 @@ class Deaths(SparesTest):
         self.finish(job)
 
 
+class OtherNodes(SparesTest):
+    """Ranks of a node that is no more go to spares of other nodes."""
+
+    def start_node(self, *arguments, workers=1, spares=0):
+        return self.start(
+            "--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-conf=last_call_timeout=100",
+            f"--nproc-per-node={workers}", "--on-failure=replace", f"--spares={spares}", *arguments,
+            env={"TANDEM_SECRET": "of this test", "TANDEM_DATA": self.dir},
+        )  # fmt: skip
+
+    def start_both(self, *arguments, workers=1, spares=0):
+        self.port = free_port()
+        first = self.start_node(*arguments, workers=workers, spares=spares)
+        wait_until(lambda: self.has_joined(first), "the launcher to join")
+        return first, self.start_node(*arguments, workers=workers)
+
+    def has_joined(self, job):
+        tasks = f"/proc/{job.agent()}/task"
+        return "td-member\n" in [read_file(f"{tasks}/{task}/comm") for task in os.listdir(tasks)]
+
+    def test_a_node_that_is_lost(self):
+        first, second = self.start_both("python3", "-c", "from worker import *; main()", workers=2, spares=3)
+        spares = self.wait_warm(3)
+        self.assertEqual([rank[0] for rank in self.wait_ranks(4)], [0, 1, 2, 3])
+        second.signal(signal.SIGKILL)
+        second.finish()
+        self.assertRegex(self.next_line(first), r"the launcher of node 1 .* has ended; its workers are lost with it")
+        for rank in 2, 3:
+            self.assertRegex(
+                self.next_line(first),
+                rf"^tdrun: spare \d \(pid \d+ on node 0\) takes rank {rank} of node 1 \(on \S+\)\n$",
+            )
+        ranks = self.wait_ranks(6)
+        self.assertEqual([rank[0] for rank in ranks], [0, 1, 2, 2, 3, 3])
+        taken = {env["RANK"]: env for pid, env in self.notes("rank").items() if pid in spares}
+        self.assertEqual({rank: env["LOCAL_RANK"] for rank, env in taken.items()}, {"2": "2", "3": "3"})
+        self.assertEqual({env["TANDEM_REJOIN"] for env in taken.values()}, {"1"})
+
+        # That rank is a worker of node 0 from now on: where it dies, the last spare takes its place.
+        (pid,) = [pid for pid, env in self.notes("rank").items() if pid in spares and env["RANK"] == "3"]
+        self.die(pid)
+        self.assertRegex(self.next_line(first), rf"rank 3 \(pid {pid} on node 0\) .*; spare \d .* takes its place")
+        self.wait_ranks(7)
+        third = self.start_node("python3", "-c", "from worker import *; main()", workers=2)
+        ranks = self.wait_ranks(9)
+        self.assertEqual([rank[0] for rank in ranks[-2:]], [4, 5])  # the others are taken
+        self.go()
+        third.finish()
+        self.finish(first)
+
+    def test_a_node_that_leaves(self):
+        """In the middle of a training: no step is lost, and there are as many ranks as before in the end."""
+        test_examples.write_pictures(self.path("fashion-mnist"), 256)
+        weights = self.path("weights.moved")
+        first, second = self.start_both(ELASTIC, "300", weights, workers=2, spares=2)
+        step = re.compile(r"step +\d+  4 ranks  loss")
+        while not step.match(first.process.stdout.readline().decode()):
+            pass
+        self.check_code(self.start("drain", "1").finish(), 0)
+        self.check_code(second.finish(), 0)
+        self.finish(first)
+        self.assertRegex(first.err, r"(?s)node 1 .* leaves the job.*takes rank 2 of node 1.*takes rank 3 of node 1")
+        after = first.out[first.out.rindex("has joined") :]
+        self.assertRegex(after, step.pattern)
+        Programs.train(self, False, steps=300)
+        self.assertEqual(read_file(weights, "rb"), read_file(self.path("weights"), "rb"))
+
+
 class Flags(Test):
     def test_what_has_no_use(self):
         replace = "--on-failure=replace"
@@ -327,10 +395,10 @@ class Programs(SparesTest):
         self.assertIn("rank 1: is back\n", job.out)
         self.assertEqual(job.out.count("done, 6 steps, 3 ranks"), 3, job.out)
 
-    def train(self, kill):
+    def train(self, kill, steps=200):
         weights = self.path("weights")
         job = self.start(
-            "--standalone", "--nproc-per-node=3", "--on-failure=replace", "--spares=1", ELASTIC, "200", weights,
+            "--standalone", "--nproc-per-node=3", "--on-failure=replace", "--spares=1", ELASTIC, str(steps), weights,
             env={"TANDEM_DATA": self.dir},
         )  # fmt: skip
         step = r"step +(\d+)  "
