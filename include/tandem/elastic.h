@@ -129,7 +129,8 @@ typedef struct td_elastic_options {
     uint64_t seed;  /* of that order, and of all random numbers; the same on all ranks */
 
     /* With fewer ranks it is TD_ERR_PEER; 0: 1. With need_majority, also unless more than half of the ranks before a failure are
-     * left. */
+     * left. Without it, hosts of which nothing is heard any more must be fewer than those that are left, or as many and not the
+     * lowest. */
     int min_ranks;
     bool need_majority;
     /* A directory, for td_training_save_numbered(): it goes on from the newest checkpoint, and writes one when it cannot go on,
@@ -146,7 +147,7 @@ typedef struct td_elastic_options {
     int64_t
         heartbeat_ms; /* of a process: one that is silent for so long is excluded; 0: 10 s, below 0: none */
     /* A rank for which the others have waited for so long in a step is excluded. 0: ten times the median of the last steps, and at
-     * least 30 s (300 s in the first 8 steps); below 0: none. */
+     * least 2 s (300 s in the first 8 steps); below 0: none. */
     int64_t step_timeout_ms;
     /* A rank that takes so many times as long for a slice as the median of the ranks, for 20 steps, is reported; 0: 2, below 0:
      * none. And what then follows. */

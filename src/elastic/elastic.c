@@ -323,6 +323,7 @@ void td_elastic_destroy(td_elastic *elastic)
     pthread_mutex_destroy(&elastic->lock);
     free((char *)elastic->options.checkpoint);
     free(elastic->ranks);
+    free(elastic->lost_hosts);
     free(elastic->active_ranks);
     free(elastic->paces);
     free(elastic->losses);

@@ -174,6 +174,8 @@ struct td_elastic {
     bool admit_due;             /* they are admitted before the next step; the same on all ranks */
     bool check_due; /* the weights are compared in the next step; the same on all ranks */
 
+    struct td__lost_host *lost_hosts; /* elastic_network.c */
+    int lost_host_count;
     int64_t failed_ns;         /* when the failure that is being repaired was noticed; 0: none */
     int64_t step_ns, slice_ns; /* when the step began; how long a slice of this rank took */
     double *losses;            /* of the slices of this rank */
@@ -195,6 +197,12 @@ static inline td_status td__elastic_at(const char *moment, td_elastic *elastic)
     return __builtin_expect(td__elastic_probe != NULL, 0) ? td__elastic_probe(moment, elastic)
                                                           : TD_OK;
 }
+
+/** Ranks were lost: those of `before` that are not in `all`. Notes the hosts of which nobody has been heard. */
+void td__network_note(td_elastic *elastic, const int *before, int before_size);
+
+/** Whether this part of the network may go on: TD_ERR_PEER where the other one may. The same on all ranks of it. */
+td_status td__network_check(const td_elastic *elastic);
 
 /** Whether a failure of a call on the training's groups is one that the ranks which are left can repair. */
 static inline bool td__elastic_is_loss(td_status status)

@@ -443,7 +443,7 @@ static td_status check_enough(const td_elastic *elastic, int before)
                        "td_elastic_run: %d of %d ranks are left after step %" PRId64
                        ", which is no majority; the others may go on in their part of the network",
                        elastic->size, before, td__elastic_committed(elastic));
-    return TD_OK;
+    return td__network_check(elastic);
 }
 
 /* Ends what is under way here. Afterwards no thread of this process is in a call of the groups, and when all survivors have
@@ -502,6 +502,7 @@ td_status td__elastic_regroup(td_elastic *elastic)
         if (status)
             break; /* the others have gone on without this rank, or one of them does not answer */
         report_losses(elastic, before, known);
+        td__network_note(elastic, before, known);
         memcpy(before, elastic->ranks, (size_t)elastic->size * sizeof *before);
         known = elastic->size;
         td__elastic_at("shrunk", elastic);

@@ -164,7 +164,7 @@ static void beat(struct td__elastic_watch *watch, const struct view *view, int64
         watch->silent_ms = 0;
     } else if (watch->silent_ms >= limit && is_present(view, next)) {
         char reason[120];
-        snprintf(reason, sizeof reason, "has not answered for %.1f s",
+        snprintf(reason, sizeof reason, TD__SILENCE " %.1f s",
                  (double)watch->silent_ms / 1e3);
         watch->silent_ms = 0;
         exclude(view, next, reason);

@@ -97,6 +97,11 @@ void td__endpoint_stop_detector(struct td__endpoint *endpoint);
 /** The presence of `rank`, as known now. Cheap. */
 enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank);
 
+/** Whether a rank that is not present may well live, where it cannot be reached: it is TD__CUT_OFF, or was excluded for a reason
+ *  that begins with TD__SILENCE. */
+#define TD__SILENCE "has not answered for"
+bool td__endpoint_is_silent(const struct td__endpoint *endpoint, int rank);
+
 /** How many ranks are TD__ENDED or TD__CUT_OFF: the epoch of the failure detector. Cheap: there are new losses if
  *  it differs from an earlier value. TD__LEFT is no loss, but wakes the waiters as well. */
 unsigned td__endpoint_losses(const struct td__endpoint *endpoint);

@@ -110,16 +110,17 @@ void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *
     pthread_mutex_unlock(&endpoint->answer_lock);
 }
 
+/* That others refuse this rank, which was excluded, says nothing of them. */
 static void answer_presence(const struct td__endpoint *endpoint, uint64_t rank,
                             struct td__buffer *answer)
 {
     if (rank >= (uint64_t)endpoint->capacity || !td__peer(endpoint, (int)rank))
         return;
     enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
-    td__buffer_put_u32(answer, presence);
-    td__buffer_put_u32(answer, presence == TD__PRESENT
-                                   ? (uint32_t)TD__STATUS_UNKNOWN
-                                   : (uint32_t)td__endpoint_wait_status(endpoint, (int)rank));
+    int wait_status = presence == TD__PRESENT ? TD__STATUS_UNKNOWN
+                                              : td__endpoint_wait_status(endpoint, (int)rank);
+    td__buffer_put_u32(answer, wait_status == TD__STATUS_REFUSES ? TD__PRESENT : presence);
+    td__buffer_put_u32(answer, (uint32_t)wait_status);
 }
 
 /* The lock is held while the td__answer_fn runs, so that it does not run after td__endpoint_answer() has returned.

@@ -61,6 +61,13 @@ static bool is_present(const struct td__endpoint *endpoint, int rank)
     return td__endpoint_presence(endpoint, rank) == TD__PRESENT;
 }
 
+bool td__endpoint_is_silent(const struct td__endpoint *endpoint, int rank)
+{
+    const struct td__exclusion *exclusion = td__exclusion_of(endpoint, rank);
+    return exclusion ? !strncmp(exclusion->reason, TD__SILENCE, strlen(TD__SILENCE))
+                     : td__endpoint_presence(endpoint, rank) == TD__CUT_OFF;
+}
+
 unsigned td__endpoint_losses(const struct td__endpoint *endpoint)
 {
     return atomic_load_explicit(&endpoint->losses, memory_order_acquire);
