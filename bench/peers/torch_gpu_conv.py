@@ -2,7 +2,10 @@
 """Trains convolutional networks with PyTorch, as bench_gpu_conv does with Tandem.
 
 usage: torch_gpu_conv.py conv|resnet18 [--device cuda] [--bf16] [--batch N] [--side N] [--steps N] [--log N] [--compile]
+                         [--cudnn default|deterministic]
 
+PyTorch's cuDNN measures the algorithms (torch.backends.cudnn.benchmark), but for --cudnn: «default» does not, and
+«deterministic» takes only those with the same bits in each run, as Tandem does.
 With --compile the network is compiled, and pictures and weights are channels_last, which cuDNN prefers.
 """
 
@@ -92,11 +95,13 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cudnn", choices=["default", "deterministic"])
     for name, value in ("batch", 64), ("side", 224), ("steps", 100), ("log", 10):
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = arguments.cudnn != "default"
+    torch.backends.cudnn.deterministic = arguments.cudnn == "deterministic"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     train(arguments)
     print(f"  peak memory          {peak_mib(arguments.device):10.1f} MiB")

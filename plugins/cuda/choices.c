@@ -31,6 +31,12 @@ double td__cuda_measuring_ms(double otherwise)
     return *end || !(ms >= 0) ? otherwise : ms;
 }
 
+bool td__cuda_is_deterministic(void)
+{
+    const char *text = getenv("TANDEM_CUDA_DETERMINISTIC");
+    return !text || strcmp(text, "0") != 0;
+}
+
 bool td__cuda_may_measure(void)
 {
     return td__cuda_measuring_ms(1) > 0;

@@ -27,6 +27,9 @@ void td__cuda_choice_unlock(const struct cuda_device *device, const char *librar
 /** Whether algorithms are measured at all: not with TANDEM_CUDA_TUNE=0. */
 bool td__cuda_may_measure(void);
 
+/** Whether results have the same bits each time: not with TANDEM_CUDA_DETERMINISTIC=0. */
+bool td__cuda_is_deterministic(void);
+
 /** How many milliseconds measuring one shape may take: TANDEM_CUDA_TUNE, or `otherwise`. */
 double td__cuda_measuring_ms(double otherwise);
 

@@ -70,6 +70,7 @@ static struct dnn_shape shape_of(enum dnn_direction direction, const struct conv
     shape.direction = (int32_t)direction;
     shape.dtype = (int32_t)dtype;
     shape.accumulate = args->accumulate;
+    shape.any_order = !td__cuda_is_deterministic();
     for (int t = 0; t < DNN_OPERANDS; t++)
         shape.alignment[t] = alignment(operands[t]);
     return shape;

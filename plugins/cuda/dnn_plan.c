@@ -309,8 +309,9 @@ void td__dnn_drop_offers(struct dnn_offers *offers, int kept)
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
 
-/* Whether an engine computes what the dtype promises, with the same bits each time; its number goes to `index`. */
-static bool is_exact(dnn_descriptor config, int32_t dtype, int64_t *index)
+/* Whether an engine computes what the dtype promises, with the same bits each time where these are asked for; its number goes
+ * to `index`. */
+static bool is_exact(dnn_descriptor config, const struct dnn_shape *shape, int64_t *index)
 {
     dnn_descriptor engine = create(DNN_ENGINE);
     int notes[DNN_NOTE_COUNT];
@@ -322,9 +323,9 @@ static bool is_exact(dnn_descriptor config, int32_t dtype, int64_t *index)
               is_right(td__dnn.get(engine, DNN_ENGINE_NUMERICAL_NOTES, DNN_TYPE_NUMERICAL_NOTE,
                                    DNN_NOTE_COUNT, &count, notes));
     for (int64_t i = 0; i < count && i < DNN_NOTE_COUNT && ok; i++)
-        ok = notes[i] != DNN_NOTE_NONDETERMINISTIC && notes[i] != DNN_NOTE_DOWN_CONVERTS &&
-             notes[i] != DNN_NOTE_REDUCED_PRECISION &&
-             !(notes[i] == DNN_NOTE_TENSOR_CORE && dtype == TD_F32); /* that would be TF32 */
+        ok = (notes[i] != DNN_NOTE_NONDETERMINISTIC || shape->any_order) &&
+             notes[i] != DNN_NOTE_DOWN_CONVERTS && notes[i] != DNN_NOTE_REDUCED_PRECISION &&
+             !(notes[i] == DNN_NOTE_TENSOR_CORE && shape->dtype == TD_F32); /* that would be TF32 */
     destroy(engine);
     return ok;
 }
@@ -336,7 +337,7 @@ bool td__dnn_make_plan(const struct dnn_handle *handle, const struct dnn_shape *
     int64_t workspace = 0, found = 0;
     memset(plan, 0, sizeof *plan);
     if (position < 0 || position >= offers->count ||
-        !is_exact(offers->configs[position], shape->dtype, &plan->engine))
+        !is_exact(offers->configs[position], shape, &plan->engine))
         return false;
     plan->plan = create(DNN_PLAN);
     bool ok = plan->plan &&

@@ -15,7 +15,7 @@ enum dnn_direction { DNN_Y_OF_X_W, DNN_GRAD_X_OF_Y_W, DNN_GRAD_W_OF_X_Y };
 struct dnn_shape {
     int64_t images, channels, filters, groups;
     int64_t in[2], out[2], kernel[2], stride[2], padding[2], dilation[2];
-    int32_t direction, dtype, accumulate, reserved;
+    int32_t direction, dtype, accumulate, any_order; /* the latter: sums need not have the same bits each time */
     int32_t alignment[4]; /* of x, w and y in bytes, and 0 */
 };
 
@@ -38,7 +38,8 @@ struct dnn_plan {
 bool td__dnn_ask(const struct dnn_handle *handle, const struct dnn_shape *shape,
                  struct dnn_offers *offers);
 
-/** Makes the plan of an offer; false if it is not for us: it rounds more than the dtype does, is not deterministic, needs more
+/** Makes the plan of an offer; false if it is not for us: it rounds more than the dtype does, is not deterministic
+ *  where it has to be, needs more
  *  than `most` bytes of workspace, or cuDNN cannot run it here after all. */
 bool td__dnn_make_plan(const struct dnn_handle *handle, const struct dnn_shape *shape,
                        const struct dnn_offers *offers, int position, size_t most,
