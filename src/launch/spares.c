@@ -5,7 +5,6 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "launch/agent.h"
-#include "os/socket.h"
 #include "store/spare.h"
 
 #include <errno.h>
@@ -14,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,11 +58,10 @@ static void on_link(uv_poll_t *poll, int status, int events)
 
 td_status td__spare_open_link(struct td__worker *spare)
 {
-    int ends[2];
-    int error = td__socket_pair(ends);
-    if (error)
+    int ends[2]; /* of which a child gets one, so that forks are not kept from it */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends))
         return td_fail(TD_ERR_SYSTEM, "cannot make a socket for a spare: %s",
-                       td__errno_text(error));
+                       td__errno_text(errno));
     spare->link = ends[0];
     spare->far_end = ends[1];
     return TD_OK;

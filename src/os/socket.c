@@ -45,19 +45,6 @@ int td__accept(int listener)
     return fd;
 }
 
-int td__socket_pair(int ends[2])
-{
-    td__fork_hold();
-    int error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) ? errno
-                                                                                         : 0;
-    for (int i = 0; i < 2 && !error; i++) {
-        td__fork_exclude(ends[i]);
-        td__tls_forget(ends[i]);
-    }
-    td__fork_release();
-    return error;
-}
-
 int td__wait_fd(int fd, short events, td__deadline deadline)
 {
     for (;;) {

@@ -15,9 +15,6 @@ int td__listen_on(const struct td__address *address);
  *  none. */
 int td__accept(int listener);
 
-/** Two unix sockets that are connected to each other. 0, or an errno. */
-int td__socket_pair(int ends[2]);
-
 /** Sends all bytes. 0, or an errno: ETIMEDOUT when the deadline has passed. Never raises SIGPIPE. */
 int td__send_all(int fd, const void *data, size_t size, td__deadline deadline);
 

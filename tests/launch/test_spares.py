@@ -12,6 +12,7 @@ import test_examples
 from harness import Test, free_port, is_alive, read_file, wait_until
 
 SURVIVE = ELASTIC = None  # set below
+STEPS = 300 if os.environ.get("TD_TEST_SLOWNESS", "1") == "1" else 40
 
 # What a program does that calls td_init_process_group(), in so far as tdrun sees it. Then it says in a file what it is, and
 # stays until there is the file `go`, or one with its pid.
@@ -355,7 +356,7 @@ class OtherNodes(SparesTest):
         """In the middle of a training: no step is lost, and there are as many ranks as before in the end."""
         test_examples.write_pictures(self.path("fashion-mnist"), 256)
         weights = self.path("weights.moved")
-        first, second = self.start_both(ELASTIC, "300", weights, workers=2, spares=2)
+        first, second = self.start_both(ELASTIC, str(STEPS), weights, workers=2, spares=2)
         step = re.compile(r"step +\d+  4 ranks  loss")
         while not step.match(first.process.stdout.readline().decode()):
             pass
@@ -365,7 +366,7 @@ class OtherNodes(SparesTest):
         self.assertRegex(first.err, r"(?s)node 1 .* leaves the job.*takes rank 2 of node 1.*takes rank 3 of node 1")
         after = first.out[first.out.rindex("has joined") :]
         self.assertRegex(after, step.pattern)
-        Programs.train(self, False, steps=300)
+        Programs.train(self, False)
         self.assertEqual(read_file(weights, "rb"), read_file(self.path("weights"), "rb"))
 
 
@@ -395,10 +396,10 @@ class Programs(SparesTest):
         self.assertIn("rank 1: is back\n", job.out)
         self.assertEqual(job.out.count("done, 6 steps, 3 ranks"), 3, job.out)
 
-    def train(self, kill, steps=200):
+    def train(self, kill):
         weights = self.path("weights")
         job = self.start(
-            "--standalone", "--nproc-per-node=3", "--on-failure=replace", "--spares=1", ELASTIC, str(steps), weights,
+            "--standalone", "--nproc-per-node=3", "--on-failure=replace", "--spares=1", ELASTIC, str(STEPS), weights,
             env={"TANDEM_DATA": self.dir},
         )  # fmt: skip
         step = r"step +(\d+)  "
