@@ -87,6 +87,16 @@ static void plan_restart(const struct td__agent *agent, struct td__worker *worke
     }
 }
 
+/* Whether a process that was to replace another one has found nobody to join: the others have ended meanwhile, but not before
+ * the other one died. */
+static bool comes_too_late(const struct td__agent *agent, const struct td__worker *worker)
+{
+    const struct td__attempt *attempt = &agent->attempt;
+    return worker->restarts && worker->in_time && WIFEXITED(worker->status) &&
+           td__attempt_ends(attempt) && attempt->book.map &&
+           td__flight_log_at(attempt->book.map, worker->slot)->phase == TD__FLIGHT_JOINING;
+}
+
 void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
 {
     char how[64], place[1024], next[160];
@@ -100,6 +110,15 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
         td__console_say(&agent->console, "%s; the others go on", place);
         return;
     }
+    if (comes_too_late(agent, worker)) {
+        worker->late = true;
+        td__console_say(&agent->console,
+                        "rank %d (pid %d%s) came too late: the others have ended; it is not started "
+                        "again",
+                        worker->rank, (int)worker->pid, agent->where);
+        return;
+    }
+    worker->in_time = !td__attempt_ends(&agent->attempt);
     plan_restart(agent, worker, next, sizeof next);
     if (!worker->restart_wanted && left)
         td__text_add(next, sizeof next, "%d worker%s on", left, left == 1 ? " goes" : "s go");

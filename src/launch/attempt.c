@@ -180,6 +180,7 @@ static struct td__worker make_worker(struct td__agent *agent, const struct td__w
         .rank = place->rank,
         .restarts = restarts,
         .short_lives = place->short_lives,
+        .in_time = place->in_time,
         .exit_pipe = -1,
         .control = -1,
         .link = -1,
@@ -384,6 +385,7 @@ void td__attempt_promote(struct td__agent *agent, struct td__worker *spare, int 
     spare->local_rank = local_rank;
     spare->restarts = 1;
     spare->short_lives = 0;
+    spare->in_time = true;
     spare->started_ns = td__now_ns();
     rename_streams(agent, spare);
     const struct td__cpus *cpus = cpus_of(agent, spare);
@@ -401,6 +403,7 @@ void td__attempt_swap(struct td__agent *agent, struct td__worker *spare, struct 
     td__attempt_promote(agent, spare, worker->rank, worker->local_rank);
     spare->restarts = worker->restarts + 1;
     spare->short_lives = worker->short_lives;
+    spare->in_time = worker->in_time;
     worker->spare = before.spare;
     worker->rank = worker->local_rank = -1;
     worker->restarts = before.restarts;

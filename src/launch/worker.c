@@ -177,7 +177,7 @@ bool td__worker_has_failed(const struct td__worker *worker)
 {
     bool unsaid = worker->host && !worker->parted; /* whatever ssh made of that */
     return worker->spare < 0 && worker->pid && !worker->running && !worker->signalled &&
-           (worker->status != 0 || unsaid);
+           !worker->late && (worker->status != 0 || unsaid);
 }
 
 int td__exit_code(int status)

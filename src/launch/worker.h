@@ -20,6 +20,8 @@ struct td__worker {
     int status;          /* of waitpid(), once it has ended */
     int restarts;        /* how often it was started again by itself … */
     int short_lives;     /* … how often in a row it had died soon after that … */
+    bool in_time;        /* no other one had ended with exit code 0 before … */
+    bool late;           /* … as it had when it was started again, and asked the others to admit it: no failure */
     bool restart_wanted; /* … and it is to be started again … */
     int64_t restart_ns;  /* … not before that time */
     int64_t started_ns, ended_ns;

@@ -415,6 +415,23 @@ class Programs(SparesTest):
         self.finish(job)
         return job, read_file(weights, "rb")
 
+    def test_one_that_comes_too_late(self):
+        """A rank is killed shortly before the end, and the process that replaces it finds nobody: that is no failure."""
+        test_examples.write_pictures(self.path("fashion-mnist"), 256)
+        work = (
+            'if [ -n "$TANDEM_REJOIN" ]; then until [ -e done ]; do sleep 0.01; done; fi; '
+            f'"{ELASTIC}" {STEPS} weights && touch done'
+        )
+        job = self.start(
+            "--standalone", "--nproc-per-node=2", "--on-failure=replace", "sh", "-c", work, env={"TANDEM_DATA": self.dir}
+        )
+        while not re.match(r"step +\d+  2 ranks  loss", job.process.stdout.readline().decode()):
+            pass
+        status = json.loads(self.start("status", "--json", str(job.pid)).finish().out)[0]
+        os.kill(max(status["ranks"], key=lambda rank: rank["rank"])["pid"], signal.SIGKILL)
+        self.finish(job)
+        self.assertRegex(job.err, r"rank 1 \(pid \d+\) came too late: the others have ended; it is not started again")
+
     def test_training(self):
         """A spare of td_elastic joins the others, and the weights are those of a run in which nobody was killed."""
         test_examples.write_pictures(self.path("fashion-mnist"), 256)
