@@ -5,6 +5,7 @@
  *     outcome    the buckets, of which the gradients are views, and the buffers for after the step */
 #include "base/fail.h"
 #include "elastic/elastic_internal.h"
+#include "group/process_group.h"
 #include "parallel/ddp_slices.h"
 
 #include <tandem/amp.h>
@@ -42,6 +43,16 @@ static td_status module_bind(struct td__elastic_replica *base, td_group *group, 
     return TD_OK;
 }
 
+/* What a device reduces is complete when it is enqueued, and is worth nothing if the group breaks before the device has run it. */
+static td_status await_device(struct module_replica *replica, const td_elastic *elastic)
+{
+    const struct td__ddp *ddp = ddp_of(replica);
+    if (!ddp->buckets.count)
+        return TD_OK;
+    TD_TRY(td_device_synchronize(td_tensor_device(ddp->buckets.buckets[0].buffer)));
+    return td__group_state(elastic->active);
+}
+
 static td_status module_compute(struct td__elastic_replica *base, td_elastic *elastic)
 {
     struct module_replica *replica = of(base);
@@ -58,7 +69,8 @@ static td_status module_compute(struct td__elastic_replica *base, td_elastic *el
     TD_TRY(status);
     if (td_slices_next(&slices) || td_slices_status(&slices))
         return td_slices_status(&slices);
-    return td__ddp_share_buffers(ddp_of(replica));
+    TD_TRY(td__ddp_share_buffers(ddp_of(replica)));
+    return await_device(replica, elastic);
 }
 
 static void forget_rest(struct module_replica *replica)

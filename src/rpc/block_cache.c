@@ -50,11 +50,16 @@ static void make_key(void)
 }
 
 /* AddressSanitizer is to see what uses an object after its end. */
+#ifdef __SANITIZE_ADDRESS__
+static const bool may_keep = false;
+#else
+static const bool may_keep = true;
+#endif
+
 static bool begin_keeping(void)
 {
-#if defined(__SANITIZE_ADDRESS__)
-    return false;
-#else
+    if (!may_keep)
+        return false;
     pthread_once(&once, make_key);
     blocks.keeps = has_key && pthread_setspecific(key, &blocks) == 0;
     if (blocks.keeps) {
@@ -62,7 +67,6 @@ static bool begin_keeping(void)
         blocks.large.room = LARGE_BLOCKS;
     }
     return blocks.keeps;
-#endif
 }
 
 static struct kept *kept_of(size_t size)
