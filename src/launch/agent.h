@@ -109,8 +109,8 @@ void td__agent_restart_workers(struct td__agent *agent);
  *  where it has done so too often in a row. */
 bool td__agent_plan_life(struct td__worker *worker, bool soon);
 
-/** Whether it has. */
-bool td__agent_died_soon(const struct td__worker *worker);
+/** Whether it has: before it was a member of the world, or a moment after that. */
+bool td__agent_died_soon(const struct td__agent *agent, const struct td__worker *worker);
 
 /** Whether a worker, which is no spare, is to be started again, now or later. */
 bool td__agent_awaits_restart(const struct td__agent *agent);

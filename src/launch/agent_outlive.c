@@ -23,6 +23,7 @@ enum { NAMED = 8 };       /* failures that are reported in full at the end */
 enum { SHORT_LIVES = 8 }; /* in a row, and a worker is given up */
 
 #define SHORT_LIFE_NS INT64_C(10000000000)
+#define SHORT_LIFE_JOINED_NS INT64_C(1000000000) /* of a member of the world */
 #define FIRST_PAUSE_NS INT64_C(100000000)
 #define LONGEST_PAUSE_NS INT64_C(5000000000)
 
@@ -46,9 +47,17 @@ static int64_t pause_ns(int short_lives)
     return !short_lives ? 0 : pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
 }
 
-bool td__agent_died_soon(const struct td__worker *worker)
+static enum td__flight_phase phase_of(const struct td__agent *agent, const struct td__worker *worker)
 {
-    return worker->ended_ns - worker->started_ns < SHORT_LIFE_NS;
+    const struct td__attempt *attempt = &agent->attempt;
+    return attempt->book.map ? td__flight_log_at(attempt->book.map, worker->slot)->phase
+                             : TD__FLIGHT_ABSENT;
+}
+
+bool td__agent_died_soon(const struct td__agent *agent, const struct td__worker *worker)
+{
+    bool joined = phase_of(agent, worker) >= TD__FLIGHT_JOINED;
+    return worker->ended_ns - worker->started_ns < (joined ? SHORT_LIFE_JOINED_NS : SHORT_LIFE_NS);
 }
 
 bool td__agent_plan_life(struct td__worker *worker, bool soon)
@@ -68,13 +77,13 @@ static void plan_restart(const struct td__agent *agent, struct td__worker *worke
     int most = agent->options->on_failure == TD__REPLACE && !agent->draining
                    ? agent->options->max_restarts
                    : 0;
-    bool soon = worker->restarts && td__agent_died_soon(worker);
+    bool soon = worker->restarts && td__agent_died_soon(agent, worker);
     const struct td__worker *spare = td__spares_find(agent);
     if (worker->restarts >= most) {
         snprintf(text, room, "%s", most ? "it has no restarts left; " : "");
     } else if (!td__agent_plan_life(worker, soon)) {
-        snprintf(text, room, "it has died within %d s of its start %d times in a row; ",
-                 (int)(SHORT_LIFE_NS / 1000000000), SHORT_LIVES);
+        snprintf(text, room, "it has died soon after its start %d times in a row; ",
+                 SHORT_LIVES);
     } else {
         int64_t pause = worker->restart_ns - worker->ended_ns;
         char later[32] = "", what[64] = "starting it again";
@@ -91,10 +100,8 @@ static void plan_restart(const struct td__agent *agent, struct td__worker *worke
  * the other one died. */
 static bool comes_too_late(const struct td__agent *agent, const struct td__worker *worker)
 {
-    const struct td__attempt *attempt = &agent->attempt;
     return worker->restarts && worker->in_time && WIFEXITED(worker->status) &&
-           td__attempt_ends(attempt) && attempt->book.map &&
-           td__flight_log_at(attempt->book.map, worker->slot)->phase == TD__FLIGHT_JOINING;
+           td__attempt_ends(&agent->attempt) && phase_of(agent, worker) == TD__FLIGHT_JOINING;
 }
 
 void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)

@@ -239,7 +239,7 @@ void td__spare_ended(struct td__agent *agent, struct td__worker *spare)
     td__describe_status(spare->status, how, sizeof how);
     snprintf(text, sizeof text, "spare %d (pid %d%s) %s %s", spare->spare, (int)spare->pid,
              agent->where, killed ? "was killed by" : "ended with", how);
-    plan(agent, spare, td__agent_died_soon(spare), text);
+    plan(agent, spare, td__agent_died_soon(agent, spare), text);
 }
 
 void td__spare_not_started(struct td__agent *agent, struct td__worker *spare)
