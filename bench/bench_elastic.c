@@ -1,7 +1,7 @@
 /* How long elastic training stands still when a rank does, and what it costs when none does.
  *
  *     bench_elastic kill | stop | loop  [--rounds N] [--ranks R]
- *     bench_elastic cost                [--ranks R] [--steps N]
+ *     bench_elastic cost                [--ranks R] [--steps N] [--gpt2]
  *     bench_elastic join                [--ranks R] [--millions M]
  *
  * Each round starts R processes that train the network of the demo. In `kill` one gets SIGKILL, in `stop` SIGSTOP (heartbeat of
@@ -9,8 +9,10 @@
  * has committed the next step of the smaller group: median, 99th percentile and slowest, and the median of a step.
  *
  * `cost` prints the time of a step, one line for each way of training: td_ddp() with the whole batch of a rank in one pass; in
- * passes of a slice, summed up without sync; in slices; and td_elastic. `join` has a model of M million parameters with
+ * passes of a slice, summed up without sync; in slices; and td_elastic; of the demo's network, or of a GPT-2 of two layers with
+ * AdamW. `join` has a model of M million parameters with
  * Adam, whose last rank begins with other weights: it prints how long that one takes to get the state of the others. */
+#include "../examples/gpt2.h"
 #include "measure.h"
 
 #include <tandem/tandem.h>
@@ -38,6 +40,9 @@ struct board {
 static struct board *board;
 static int ranks = 4, rank, rounds = 100, steps = 100, millions = 100;
 static const char *mode;
+static bool gpt2;
+static const struct gpt2_config gpt2_config = {
+    .layers = 2, .heads = 4, .width = 64, .context = 32, .vocabulary = 256};
 static td_elastic *elastic;
 
 static int64_t now_ns(void)
@@ -52,15 +57,40 @@ static int64_t now_ns(void)
 static td_module *make_net(void)
 {
     td_manual_seed(1);
+    if (gpt2)
+        return gpt2_create(&gpt2_config);
     return td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(), td_conv2d(10, 20, 5),
                          td_max_pool2d(2), td_relu(), td_flatten(), td_linear(320, 50), td_relu(),
                          td_dropout(0.3), td_linear(50, 10), td_log_softmax(1), NULL);
+}
+
+static td_optimizer *make_optimizer(td_module *net)
+{
+    return gpt2 ? gpt2_adamw(net, 1e-3, 0.1)
+                : td_sgd(net, &(td_sgd_options){.lr = 0.02, .momentum = 0.9});
+}
+
+static td_dataset *make_tokens(void)
+{
+    TD_SCOPE;
+    td_tensor *x = td_randint(0, 256, TD_SHAPE(4096, 32), TD_I64, NULL);
+    td_tensor *y = td_randint(0, 256, TD_SHAPE(4096, 32), TD_I64, NULL);
+    return td_tensor_dataset(x, y);
+}
+
+static td_tensor *loss_of(td_module *net, td_tensor *x, td_tensor *y)
+{
+    td_tensor *out = td_forward(net, x);
+    return gpt2 ? td_cross_entropy(td_reshape(out, TD_SHAPE(-1, 256)), td_reshape(y, TD_SHAPE(-1)))
+                : td_nll_loss(out, y);
 }
 
 static td_dataset *make_data(void)
 {
     TD_SCOPE;
     td_manual_seed(2);
+    if (gpt2)
+        return make_tokens();
     td_tensor *x = td_randn(TD_SHAPE(4096, 1, 28, 28), TD_F32, NULL);
     td_tensor *y = td_zeros(TD_SHAPE(4096), TD_I64, NULL);
     for (int i = 0; y && i < 4096; i++)
@@ -73,8 +103,7 @@ static td_status slice_of_net(td_elastic_slice *slice, void *arg)
     (void)arg;
     while (atomic_load(&board->loops) == rank + 1) {
     }
-    td_tensor *loss = td_nll_loss(td_forward(slice->model, slice->batch.input),
-                                  slice->batch.target);
+    td_tensor *loss = loss_of(slice->model, slice->batch.input, slice->batch.target);
     slice->loss = td_item(loss);
     return td_backward(loss);
 }
@@ -138,7 +167,7 @@ static const char *const way_names[] = {"td_ddp(), one pass of the batch",
 static td_status pass(td_module *model, td_tensor *x, td_tensor *y)
 {
     TD_SCOPE;
-    td_tensor *loss = td_nll_loss(td_forward(model, x), y);
+    td_tensor *loss = loss_of(model, x, y);
     td_item(loss);
     return td_backward(loss);
 }
@@ -149,7 +178,7 @@ static double time_ddp(enum way way, td_dataset *data)
     int share = SLICES / ranks;
     td_module *model = td_ddp(make_net(),
                               &(td_ddp_options){.slices = way == IN_SLICES ? SLICES : 0});
-    td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.02, .momentum = 0.9});
+    td_optimizer *sgd = make_optimizer(model);
     td_sampler *sampler = td_distributed_sampler(
         data, &(td_sampler_options){.slices = SLICES, .slice_size = SLICE, .drop_last = true});
     td_loader *loader = td_loader_create(
@@ -208,7 +237,7 @@ static double time_elastic(td_dataset *data)
 {
     td_elastic_stats stats;
     td_module *net = make_net();
-    td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 0.02, .momentum = 0.9});
+    td_optimizer *sgd = make_optimizer(net);
     commit_times = calloc((size_t)steps, sizeof *commit_times);
     commit_count = 0;
     td_elastic *training = td_elastic_create(
@@ -395,7 +424,9 @@ int main(int argc, char **argv)
     mode = argc > 1 ? argv[1] : "";
     for (int i = 2; i < argc; i += 2) {
         const char *value = argv[i + 1];
-        if (!strcmp(argv[i], "--rounds"))
+        if (!strcmp(argv[i], "--gpt2"))
+            gpt2 = i-- > 0;
+        else if (!strcmp(argv[i], "--rounds"))
             rounds = bench_number(argv[i], value, 1);
         else if (!strcmp(argv[i], "--ranks"))
             ranks = bench_number(argv[i], value, 1);
