@@ -1,10 +1,10 @@
 /* Training that goes on when processes die: kill -9 any of them: the others compute its part, and tdrun
  * starts another one, which gets the state from them (with --on-failure shrink it does not).
  *
- *     tdrun --standalone --nproc-per-node=4 --on-failure replace ./23_elastic [steps] [model.safetensors]
+ *     tdrun --standalone --nproc-per-node=4 --on-failure replace ./23_elastic [steps] [model.safetensors [record]]
  *
  * A small convolutional network learns Fashion-MNIST. The weights at the end are the same ones, to the bit, whoever was killed
- * and whenever: compare the files of two runs with sha256sum. */
+ * and whenever: compare the files of two runs with sha256sum. The record says which rank has computed which samples. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -44,7 +44,7 @@ static void tell(const td_elastic_event *event, void *arg)
         printf("step %4d  %d ranks  loss %.4f\n", (int)event->step, event->ranks, event->loss);
 }
 
-static td_status train(int64_t steps, const char *path)
+static td_status train(int64_t steps, const char *path, const char *record)
 {
     td_elastic *elastic = NULL;
     td_dataset *data = td_fashion_mnist(TD_TRAIN, NULL);
@@ -57,6 +57,7 @@ static td_status train(int64_t steps, const char *path)
             .slices = 8,
             .slice_size = 32,
             .check_every = 50,
+            .audit = record,
             .on_event = tell,
             .event_arg = &elastic,
         });
@@ -74,7 +75,8 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0); /* a killed process does not flush its buffer */
     td_status status = td_init_process_group(NULL);
     if (!status)
-        status = train(argc > 1 ? atoi(argv[1]) : 300, argc > 2 ? argv[2] : "elastic.safetensors");
+        status = train(argc > 1 ? atoi(argv[1]) : 300, argc > 2 ? argv[2] : "elastic.safetensors",
+                       argc > 3 ? argv[3] : NULL);
     if (!status)
         status = td_destroy_process_group();
     if (status)
