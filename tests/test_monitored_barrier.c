@@ -462,9 +462,11 @@ static void call_another(int odd, bool barrier)
         status = td_group_barrier(group, NULL);
     else
         status = td_group_all_reduce(x, x, 4, TD_F32, TD_SUM, group, NULL);
-    CHECK_FAILS(status, TD_ERR_MISMATCH, "call #2 on group \"odd ");
+    /* A rank that has been told already may have made its next call, which fails. */
+    CHECK_FAILS(status, TD_ERR_MISMATCH, "on group \"odd ");
     CHECK_CONTAINS(td_last_error(), "called monitored_barrier, rank ");
-    CHECK_CONTAINS(td_last_error(), barrier ? "called barrier" : "called all_reduce");
+    CHECK_CONTAINS(td_last_error(),
+                   barrier || strstr(td_last_error(), "call #3") ? "called barrier" : "called all_reduce");
     CHECK_PROMPT(before);
     CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_MISMATCH, "called monitored_barrier");
     CHECK_FAILS(td_group_monitored_barrier(group, 0, true, NULL, NULL), TD_ERR_MISMATCH, "called");

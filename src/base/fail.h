@@ -33,7 +33,7 @@ td_status td__error_status(void);
 
 /** For a function that got NULL instead of an object: usually the result of a call that failed. An error of
  *  this thread that the program has not read yet stays the last error; otherwise it becomes
- *  "<call>: an argument is NULL …". Returns TD_ERR_INVALID. */
+ *  "<call>: an argument is NULL …". Returns the status of that one, TD_ERR_INVALID for the latter. */
 td_status td__fail_null(const char *call);
 
 /** The same for functions that return a pointer. */

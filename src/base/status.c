@@ -108,10 +108,10 @@ td_status td__error_restore(const struct td__error *error)
 
 td_status td__fail_null(const char *call)
 {
-    if (!last_status || was_read)
-        td_fail(TD_ERR_INVALID, "%s: an argument is NULL, and no failed call has returned it",
-                call);
-    return TD_ERR_INVALID;
+    if (last_status && !was_read)
+        return last_status; /* the text is that of the call which has returned NULL */
+    return td_fail(TD_ERR_INVALID, "%s: an argument is NULL, and no failed call has returned it",
+                   call);
 }
 
 td_status td__fail_nomem(const char *what)
