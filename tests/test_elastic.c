@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- Nobody dies --------------------------------------------------------------------------------------------------- */
@@ -138,72 +137,6 @@ static td_status loop_for_ever(td_elastic_slice *slice, void *arg)
     while (td_test_rank() == 2 && slice->step == 4)
         usleep(1000);
     return pass(slice, arg);
-}
-
-/* Hosts that become silent: their ranks are stopped for a while. */
-
-static unsigned stopped_ranks; /* a mask */
-
-static td_status stop_for_a_while(td_elastic_slice *slice, void *arg)
-{
-    static bool once;
-    if ((stopped_ranks >> td_test_rank() & 1) && slice->step == 4 && !once) {
-        once = true;
-        pid_t own = getpid();
-        if (fork() == 0) {
-            usleep(4000000);
-            kill(own, SIGCONT);
-            _exit(0);
-        }
-        kill(own, SIGSTOP);
-        wait(NULL);
-    }
-    return pass(slice, arg);
-}
-
-static struct elastic_outcome train_beside_silent(const char *hosts, unsigned silent)
-{
-    open_world(&(struct way){.hosts = hosts}, 0);
-    stopped_ranks = silent;
-    int64_t start = td__now_ns();
-    struct elastic_outcome outcome = train(
-        &(struct elastic_plan){.slice = stop_for_a_while, .options.heartbeat_ms = 500}, NULL);
-    if (!outcome.status || !(silent >> td_test_rank() & 1))
-        CHECK_SOON(td__now_ns() - start > 4500000000); /* those that were stopped run again */
-    return outcome;
-}
-
-/* The lower half of two hosts goes on … */
-RANKS(upper_host_is_silent, .ranks = 4, .deadline_s = 60)
-{
-    struct elastic_outcome outcome = train_beside_silent("aabb", 0xc);
-    if (td_test_rank() < 2) {
-        CHECK_OK(outcome.status);
-        CHECK(outcome.ranks == 2 && outcome.stats.deaths == 2);
-    } else {
-        CHECK_EQ(outcome.status, TD_ERR_STATE); /* they come back, and nobody wants them any more */
-        CHECK_CONTAINS(td_last_error(), "excluded");
-    }
-}
-
-/* … the upper one does not … */
-RANKS(lower_host_is_silent, .ranks = 4, .may_die = 0x3, .deadline_s = 60)
-{
-    struct elastic_outcome outcome = train_beside_silent("aabb", 0x3);
-    if (td_test_rank() >= 2) {
-        CHECK_EQ(outcome.status, TD_ERR_PEER);
-        CHECK_CONTAINS(td_last_error(), "1 of 2 hosts can reach each other here");
-    }
-}
-
-/* … but two of three do. */
-RANKS(one_of_three_hosts_is_silent, .ranks = 4, .deadline_s = 60)
-{
-    struct elastic_outcome outcome = train_beside_silent("aabc", 0x3);
-    if (td_test_rank() >= 2) {
-        CHECK_OK(outcome.status);
-        CHECK_EQ(outcome.ranks, 2);
-    }
 }
 
 static void go_on_without(const struct elastic_plan *plan)
