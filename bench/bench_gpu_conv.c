@@ -22,14 +22,14 @@ static td_module *conv_without_bias(int64_t in, int64_t out, int64_t kernel, int
                                                .no_bias = true});
 }
 
-enum { LAYERS, SHORTCUT };
+enum { LAYERS, NORM, SHORTCUT };
 
-/* relu(layers(x) + shortcut(x)) */
+/* relu(norm(layers(x)) + shortcut(x)) */
 static td_tensor *residual_forward(td_module *self, td_tensor *const *inputs, int count)
 {
     (void)count;
-    return td_f_relu(td_add(td_forward(td_child(self, LAYERS), inputs[0]),
-                            td_forward(td_child(self, SHORTCUT), inputs[0])));
+    return td_forward_add_relu(td_child(self, NORM), td_forward(td_child(self, LAYERS), inputs[0]),
+                               td_forward(td_child(self, SHORTCUT), inputs[0]));
 }
 
 static const td_module_ops residual_ops = {.name = "BasicBlock", .forward = residual_forward};
@@ -39,8 +39,8 @@ static td_module *basic_block(int64_t in, int64_t out, int64_t stride)
     td_module *self = td_module_create(&residual_ops);
     td_module_add_child(self, "layers",
                         td_sequential(conv_without_bias(in, out, 3, stride), td_batch_norm2d(out),
-                                      td_relu(), conv_without_bias(out, out, 3, 1),
-                                      td_batch_norm2d(out), NULL));
+                                      td_relu(), conv_without_bias(out, out, 3, 1), NULL));
+    td_module_add_child(self, "norm", td_batch_norm2d(out));
     td_module_add_child(self, "shortcut",
                         in == out ? td_identity()
                                   : td_sequential(conv_without_bias(in, out, 1, stride),

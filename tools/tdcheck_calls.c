@@ -219,6 +219,16 @@ CALL(batch_norm)
     c->more[1] = var;
     return y;
 }
+/* With running statistics; the numbers: whether it is training, and whether there is a residual. */
+CALL(batch_norm_relu)
+{
+    td_tensor *mean = td_clone(td_detach(x[1])), *var = td_clone(td_detach(x[2]));
+    td_tensor *y = td_batch_norm_relu(x[0], N(1) != 0 ? x[5] : NULL, mean, var, x[3], x[4],
+                                      N(0) != 0, 0.1, 1e-5);
+    c->more[0] = mean;
+    c->more[1] = var;
+    return y;
+}
 CALL(layer_norm)
 {
     int ndim = I(0), all = td_tensor_ndim(x[0]);

@@ -40,6 +40,7 @@ td_tensor *check_adaptive_max_pool2d(td_tensor **x, struct check_case *c);
 td_tensor *check_softmax(td_tensor **x, struct check_case *c);
 td_tensor *check_log_softmax(td_tensor **x, struct check_case *c);
 td_tensor *check_batch_norm(td_tensor **x, struct check_case *c);
+td_tensor *check_batch_norm_relu(td_tensor **x, struct check_case *c);
 td_tensor *check_layer_norm(td_tensor **x, struct check_case *c);
 td_tensor *check_add_layer_norm(td_tensor **x, struct check_case *c);
 td_tensor *check_mixed(td_tensor **x, struct check_case *c);

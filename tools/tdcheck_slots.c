@@ -18,8 +18,8 @@
     X(nll_loss_grad) X(cross_entropy_grad) X(pair_loss) X(pair_loss_grad) X(dropout)               \
     X(dropout_grad) X(uniform) X(normal) X(bernoulli) X(random_range) X(sgd) X(adam) X(norm)       \
     X(scale) X(unscale) X(cross_entropy) X(binary_mixed) X(add_layer_norm)                         \
-    X(add_layer_norm_grad) X(linear_gelu) X(linear_gelu_grad) X(matmul_f32)        \
-    X(power_sums)
+    X(add_layer_norm_grad) X(linear_gelu) X(linear_gelu_grad) X(matmul_f32) X(power_sums)          \
+    X(batch_norm_relu) X(batch_norm_relu_grad)
 /* clang-format on */
 
 #define NAME(slot) {.name = #slot, .offset = offsetof(td_kernels, slot)},

@@ -279,6 +279,16 @@ const struct check_row check_rows[] = {
      .shapes =
          "7x3 3 3 3 3 : 1; 7x3 3 3 3 3 : 0; 2x3x4x5 3 3 3 3 : 1; 2x3x4x5 - - - - : 1; 5x17 17 17 - - : 0; "
          "4x33x7 33 33 33 33 : 1"},
+    {.name = "batch_norm_relu",
+     .call = check_batch_norm_relu,
+     .dtypes = BIT(TD_F32) | BIT(TD_F64),
+     .flags = CHECK_LARGEST,
+     .values = "nnppnn",
+     .tolerance = 64,
+     .shapes = "7x3 3 3 3 3 7x3 : 1 0; 7x3 3 3 3 3 7x3 : 1 1; 7x3 3 3 3 3 7x3 : 0 0; "
+               "2x3x4x5 3 3 3 3 2x3x4x5 : 1 1; 2x3x4x5 3 3 3 3 2x3x4x5 : 0 1; "
+               "2x3x4x5 3 3 - - 2x3x4x5 : 1 0; 4x33x7 33 33 33 33 4x33x7 : 1 1; "
+               "4x33x8 33 33 33 33 4x33x8 : 1 0; 0x3x2 3 3 3 3 0x3x2 : 0 1"},
     {.name = "layer_norm",
      .call = check_layer_norm,
      .dtypes = FLOATS,

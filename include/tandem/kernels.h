@@ -396,7 +396,24 @@ typedef struct td_kernels {
      *  neighbour stays, until one is left. */
     td_status (*power_sums)(td_tensor *out, td_tensor *const *x, int count, double power);
 
-    void *reserved[8]; /* must be zero */
+    /** out = relu(batch_norm(x) + residual), all [N, C, S], contiguous and of one dtype; residual may be NULL. weight and bias
+     *  [C], or NULL, and running_mean and running_var are of that dtype or f32. The bits are those of batch_norm, binary and
+     *  unary one by one, where all are of one dtype; half precision is rounded after each of the three. statistics [4, C]
+     *  is written, also in evaluation: mean, rstd, and two rows of the kernel's own, for its gradient. */
+    td_status (*batch_norm_relu)(td_tensor *out, td_tensor *statistics, const td_tensor *x,
+                                 const td_tensor *residual, const td_tensor *weight,
+                                 const td_tensor *bias, td_tensor *running_mean,
+                                 td_tensor *running_var, bool training, double momentum,
+                                 double eps);
+    /** grad_residual is grad_y, and 0 where `out` is not above 0. It must not be NULL with a residual, and is NULL without
+     *  one; each of the other three results may be NULL. */
+    td_status (*batch_norm_relu_grad)(td_tensor *grad_x, td_tensor *grad_residual,
+                                      td_tensor *grad_weight, td_tensor *grad_bias,
+                                      const td_tensor *grad_y, const td_tensor *x,
+                                      const td_tensor *out, const td_tensor *weight,
+                                      const td_tensor *statistics, bool training);
+
+    void *reserved[6]; /* must be zero */
 } td_kernels;
 
 /** The kernels of the host, for a device that computes some things there. Tensors must be the host's. */

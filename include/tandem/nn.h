@@ -146,6 +146,14 @@ TD_API td_module *td_batch_norm1d(int64_t features);
 TD_API td_module *td_batch_norm1d_with(int64_t features, const td_batch_norm_options *options);
 TD_API td_module *td_batch_norm2d(int64_t features);
 TD_API td_module *td_batch_norm2d_with(int64_t features, const td_batch_norm_options *options);
+/**
+ * td_batch_norm_relu() with the weights and statistics of `norm`: relu(norm(x) + residual), residual NULL: relu(norm(x)), which
+ * td_sequential() calls for a batch norm with a ReLU behind it. `norm` may be any module; the others, and those with hooks,
+ * run as by td_forward().
+ *
+ *      return td_forward_add_relu(td_child(self, NORM_2), td_forward(td_child(self, CONV_2), y), inputs[0]);
+ */
+TD_API td_tensor *td_forward_add_relu(td_module *norm, td_tensor *x, td_tensor *residual);
 
 typedef struct td_layer_norm_options {
     double eps; /* 0: 1e-5 */

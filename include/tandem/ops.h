@@ -294,6 +294,14 @@ TD_API td_tensor *td_f_dropout2d(td_tensor *x, double p, bool training);
 TD_API td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
                                 td_tensor *weight, td_tensor *bias, bool training, double momentum,
                                 double eps);
+/**
+ * relu(td_batch_norm(x, …) + residual), as blocks of convolutional networks have it, with the arguments of td_batch_norm();
+ * residual has the shape of x, or is NULL: then nothing is added. A device may do it in fewer passes over the memory, with
+ * the same bits in training, unless autocast is on.
+ */
+TD_API td_tensor *td_batch_norm_relu(td_tensor *x, td_tensor *residual, td_tensor *running_mean,
+                                     td_tensor *running_var, td_tensor *weight, td_tensor *bias,
+                                     bool training, double momentum, double eps);
 /** Over the last `ndim` dimensions, which have the sizes of `shape`; weight and bias of that shape, or
  *  NULL. */
 TD_API td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_tensor *weight,

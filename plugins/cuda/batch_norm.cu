@@ -1,4 +1,4 @@
-/* Kernels: batch norm, of x [images, channels, pixels].
+/* Kernels: batch norm, of x [images, channels, pixels], and relu(batch_norm(x) + residual).
  *
  * Two launches, and x is read once in each: a block has a chunk of a channel; the first launch makes partial sums of it,
  * and in the second one each block joins those of its channel, in the same order each time, and computes its chunk. The second
@@ -7,6 +7,9 @@
 #include "cuda/channels.h"
 
 enum { F32, F64, F16, BF16 }; /* as td_dtype has them */
+
+/* What follows the norm: nothing, relu(y), or relu(y + residual). */
+enum { PLAIN, RELU, ADD_RELU };
 
 __device__ inline double read(const channel_vector &vector, int64_t i)
 {
@@ -127,8 +130,19 @@ __device__ void keep_statistics(const batch_norm_args &args, int64_t channel, pa
         ((C *)args.rstd)[channel] = (C)rstd;
 }
 
-/* out = x * factor + shift, with `near`, which is exact in the dtype of the computation, subtracted first. */
-template <typename T, int N> __device__ void normalise_chunk(const batch_norm_args &args, int64_t job)
+/* x * factor + shift, with `near`, which is exact in the dtype of the computation, subtracted first. */
+template <typename T, typename C> __device__ inline T normalised(T x, C near, C factor, C shift)
+{
+    return store<T>((load(x) - near) * factor + shift);
+}
+
+/* NaN stays. */
+template <typename T> __device__ inline T relu_of(T y)
+{
+    return load(y) < 0 ? store<T>(0) : y;
+}
+
+template <typename T, int N, int then> __device__ void normalise_chunk(const batch_norm_args &args, int64_t job)
 {
     typedef typename compute<T>::type C;
     const channel_space &space = args.space;
@@ -143,21 +157,35 @@ template <typename T, int N> __device__ void normalise_chunk(const batch_norm_ar
     } else {
         mean = read(args.running_mean, channel);
         rstd = 1 / sqrt(read(args.running_var, channel) + args.eps);
+        if (then != PLAIN && !chunk && !threadIdx.x)
+            keep_statistics<C>(args, channel, pair{mean, 0}, rstd);
     }
     double scale = args.weight.data ? read(args.weight, channel) * rstd : rstd;
     C near = (C)mean, factor = (C)scale;
     C shift = (C)((args.bias.data ? read(args.bias, channel) : 0) - (mean - (double)near) * scale);
+    if (then != PLAIN && args.factor && !chunk && !threadIdx.x) {
+        ((C *)args.factor)[channel] = factor;
+        ((C *)args.shift)[channel] = shift;
+    }
     for_chunk(space, channel, chunk, [&](const int64_t(&at)[CHANNEL_LOADS], int loads) {
-        T x[CHANNEL_LOADS][N];
-#pragma unroll
-        for (int k = 0; k < CHANNEL_LOADS; k++)
-            if (k < loads)
-                read_group(x[k], args.x, at[k], false);
+        T x[CHANNEL_LOADS][N], more[CHANNEL_LOADS][N];
 #pragma unroll
         for (int k = 0; k < CHANNEL_LOADS; k++)
             if (k < loads) {
-                for (int e = 0; e < N; e++)
-                    x[k][e] = store<T>((load(x[k][e]) - near) * factor + shift);
+                read_group(x[k], args.x, at[k], false);
+                if (then == ADD_RELU)
+                    read_group(more[k], args.residual, at[k], false);
+            }
+#pragma unroll
+        for (int k = 0; k < CHANNEL_LOADS; k++)
+            if (k < loads) {
+                for (int e = 0; e < N; e++) {
+                    x[k][e] = normalised(x[k][e], near, factor, shift);
+                    if (then == ADD_RELU)
+                        x[k][e] = store<T>(load(x[k][e]) + load(more[k][e]));
+                    if (then != PLAIN)
+                        x[k][e] = relu_of(x[k][e]);
+                }
                 write_group(args.out, at[k], x[k]);
             }
     });
@@ -165,27 +193,57 @@ template <typename T, int N> __device__ void normalise_chunk(const batch_norm_ar
 
 /* ---- Backward ------------------------------------------------------------------------------------------------------- */
 
-/* The sums over a chunk of grad_y, and of grad_y (x - mean). */
-template <typename T, int N> __device__ void chunk_sums(const batch_norm_args &args, int64_t job)
+/* By which numbers a channel was normalised; 0 where there is no ReLU, which is all that needs them again. */
+template <typename C> struct line {
+    C near, factor, shift;
+};
+
+template <typename C, int then> __device__ inline line<C> line_of(const batch_norm_args &args, int64_t channel)
+{
+    C near = ((const C *)args.mean)[channel];
+    if (then != RELU)
+        return line<C>{near, 0, 0};
+    return line<C>{near, ((const C *)args.factor)[channel], ((const C *)args.shift)[channel]};
+}
+
+/* The gradient before the ReLU of relu(batch_norm(x)): the result is computed again, which costs less than reading it. */
+template <typename T, typename C> __device__ inline T before_relu(T grad, T x, const line<C> &by)
+{
+    return load(normalised(x, by.near, by.factor, by.shift)) <= 0 ? store<T>(0) : grad;
+}
+
+/* The sums over a chunk of grad_y, and of grad_y (x - mean), where grad_y is that before the ReLU. With a residual, whose
+ * gradient that is, it is written, and chunk_gradient() reads it instead of grad_y. */
+template <typename T, int N, int then> __device__ void chunk_sums(const batch_norm_args &args, int64_t job)
 {
     typedef typename compute<T>::type C;
     const channel_space &space = args.space;
     int64_t channel = job / space.chunks, chunk = job % space.chunks;
-    C mean = ((const C *)args.mean)[channel], sum = 0, product = 0;
+    line<C> by = line_of<C, then>(args, channel);
+    C sum = 0, product = 0;
     for_chunk(space, channel, chunk, [&](const int64_t(&at)[CHANNEL_LOADS], int loads) {
-        T x[CHANNEL_LOADS][N], grad[CHANNEL_LOADS][N];
+        T x[CHANNEL_LOADS][N], grad[CHANNEL_LOADS][N], result[CHANNEL_LOADS][N];
 #pragma unroll
         for (int k = 0; k < CHANNEL_LOADS; k++)
             if (k < loads) {
                 read_group(x[k], args.x, at[k], false);
                 read_group(grad[k], args.grad_y, at[k], false);
+                if (then == ADD_RELU)
+                    read_group(result[k], args.result, at[k], false);
             }
 #pragma unroll
-        for (int k = 0; k < CHANNEL_LOADS; k++)
+        for (int k = 0; k < CHANNEL_LOADS; k++) {
             for (int e = 0; e < N && k < loads; e++) {
+                if (then == RELU)
+                    grad[k][e] = before_relu(grad[k][e], x[k][e], by);
+                if (then == ADD_RELU && load(result[k][e]) <= 0)
+                    grad[k][e] = store<T>(0);
                 sum += load(grad[k][e]);
-                product += load(grad[k][e]) * (load(x[k][e]) - mean);
+                product += load(grad[k][e]) * (load(x[k][e]) - by.near);
             }
+            if (then == ADD_RELU && k < loads)
+                write_group(args.grad_residual, at[k], grad[k]);
+        }
     });
     pair total = reduce_block(pair{(double)sum, (double)product}, pair{0, 0}, add_pairs());
     if (!threadIdx.x) {
@@ -204,7 +262,7 @@ __device__ inline pair join_sums(const batch_norm_args &args, int64_t channel)
 }
 
 /* grad_x = (grad_y - sum / n) factor - (x - mean) product / n rstd^2 factor; what is in brackets only while training. */
-template <typename T, int N> __device__ void chunk_gradient(const batch_norm_args &args, int64_t job)
+template <typename T, int N, int then> __device__ void chunk_gradient(const batch_norm_args &args, int64_t job)
 {
     typedef typename compute<T>::type C;
     const channel_space &space = args.space;
@@ -220,7 +278,9 @@ template <typename T, int N> __device__ void chunk_gradient(const batch_norm_arg
     }
     if (!args.out)
         return;
-    C mean = ((const C *)args.mean)[channel], factor = (C)scale;
+    const void *grad_y = args.grad_residual ? args.grad_residual : args.grad_y;
+    line<C> by = line_of<C, then>(args, channel);
+    C factor = (C)scale;
     C shift = args.training ? (C)(sums.first / count * scale) : C(0);
     C slope = args.training ? (C)(sums.second / count * rstd * rstd * scale) : C(0);
     for_chunk(space, channel, chunk, [&](const int64_t(&at)[CHANNEL_LOADS], int loads) {
@@ -228,17 +288,19 @@ template <typename T, int N> __device__ void chunk_gradient(const batch_norm_arg
 #pragma unroll
         for (int k = 0; k < CHANNEL_LOADS; k++)
             if (k < loads) {
-                read_group(grad[k], args.grad_y, at[k], false);
-                if (args.training)
+                read_group(grad[k], grad_y, at[k], false);
+                if (args.training || then == RELU)
                     read_group(x[k], args.x, at[k], false);
             }
 #pragma unroll
         for (int k = 0; k < CHANNEL_LOADS; k++)
             if (k < loads) {
                 for (int e = 0; e < N; e++) {
+                    if (then == RELU)
+                        grad[k][e] = before_relu(grad[k][e], x[k][e], by);
                     C value = load(grad[k][e]) * factor - shift;
                     if (args.training)
-                        value -= (load(x[k][e]) - mean) * slope;
+                        value -= (load(x[k][e]) - by.near) * slope;
                     grad[k][e] = store<T>(value);
                 }
                 write_group(args.out, at[k], grad[k]);
@@ -248,20 +310,27 @@ template <typename T, int N> __device__ void chunk_gradient(const batch_norm_arg
 
 /* ---- Kernels ---------------------------------------------------------------------------------------------------------- */
 
-#define BATCH_KERNEL(kernel, name, T, is_second)                                                   \
+#define BATCH_KERNEL(kernel, name, T, job, ...)                                                    \
     TD_KERNEL_SYNC(batch_norm_##kernel##_##name, struct batch_norm_args)                           \
     {                                                                                              \
         int64_t jobs = args.space.channels * args.space.chunks;                                    \
         with_width<16 / sizeof(T)>(args.space, [&](auto n) {                                       \
             for (int64_t i = blockIdx.x; i < jobs; i += gridDim.x)                                 \
-                kernel<T, n.value>(args, is_second ? jobs - 1 - i : i);                            \
+                __VA_ARGS__(args, job);                                                            \
         });                                                                                        \
     }
+#define FIRST(kernel, name, T, ...) BATCH_KERNEL(kernel, name, T, i, __VA_ARGS__)
+#define SECOND(kernel, name, T, ...) BATCH_KERNEL(kernel, name, T, jobs - 1 - i, __VA_ARGS__)
 #define BATCH_KERNELS(name, T)                                                                     \
-    BATCH_KERNEL(chunk_statistics, name, T, false)                                                 \
-    BATCH_KERNEL(normalise_chunk, name, T, true)                                                   \
-    BATCH_KERNEL(chunk_sums, name, T, false)                                                       \
-    BATCH_KERNEL(chunk_gradient, name, T, true)
+    FIRST(statistics, name, T, chunk_statistics<T, n.value>)                                       \
+    SECOND(normalise, name, T, normalise_chunk<T, n.value, PLAIN>)                                 \
+    SECOND(normalise_relu, name, T, normalise_chunk<T, n.value, RELU>)                             \
+    SECOND(normalise_add_relu, name, T, normalise_chunk<T, n.value, ADD_RELU>)                     \
+    FIRST(sums, name, T, chunk_sums<T, n.value, PLAIN>)                                            \
+    FIRST(sums_relu, name, T, chunk_sums<T, n.value, RELU>)                                        \
+    FIRST(sums_add_relu, name, T, chunk_sums<T, n.value, ADD_RELU>)                                \
+    SECOND(gradient, name, T, chunk_gradient<T, n.value, PLAIN>)                                   \
+    SECOND(gradient_relu, name, T, chunk_gradient<T, n.value, RELU>)
 
 BATCH_KERNELS(f32, float)
 BATCH_KERNELS(f64, double)

@@ -122,6 +122,16 @@ td_status td__cuda_batch_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td
                                    const td_tensor *grad_y, const td_tensor *x,
                                    const td_tensor *weight, const td_tensor *mean,
                                    const td_tensor *rstd, bool training);
+td_status td__cuda_batch_norm_relu(td_tensor *out, td_tensor *statistics, const td_tensor *x,
+                                   const td_tensor *residual, const td_tensor *weight,
+                                   const td_tensor *bias, td_tensor *running_mean,
+                                   td_tensor *running_var, bool training, double momentum,
+                                   double eps);
+td_status td__cuda_batch_norm_relu_grad(td_tensor *grad_x, td_tensor *grad_residual,
+                                        td_tensor *grad_weight, td_tensor *grad_bias,
+                                        const td_tensor *grad_y, const td_tensor *x,
+                                        const td_tensor *out, const td_tensor *weight,
+                                        const td_tensor *statistics, bool training);
 
 /* launch_losses.c */
 td_status td__cuda_nll_loss(td_tensor *out, td_tensor *factor, const td_tensor *x,

@@ -63,6 +63,11 @@ static const td_module_ops gelu_ops = {.name = "GELU",
                                        .save_options = gelu_save,
                                        .load_options = gelu_load};
 
+bool td__is_relu(const td_module *module)
+{
+    return module->ops == &relu_ops && !module->failure;
+}
+
 bool td__is_gelu_tanh(const td_module *module)
 {
     return module->ops == &gelu_ops && ((const struct gelu *)module->data)->by_tanh &&

@@ -67,6 +67,8 @@ td_status td__module_visit(td_module *module, td__visit_tensor visit, void *arg)
 /** Whether a module is a linear layer with a bias, or a GELU by tanh: modules that run several at once ask. */
 bool td__is_linear(const td_module *module);
 bool td__is_gelu_tanh(const td_module *module);
+bool td__is_relu(const td_module *module);
+bool td__is_batch_norm(const td_module *module);
 
 /** Destroys modules that a failed call has taken over. */
 void td__modules_destroy(td_module *const *modules, int count);

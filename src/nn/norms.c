@@ -47,28 +47,34 @@ static td_status count_batch(td_module *self, double *momentum)
     return TD_OK;
 }
 
+static td_status check_batch(const td_module *self, const td_tensor *x)
+{
+    const struct batch_norm *norm = self->data;
+    if (x->layout.ndim >= norm->least_dims && x->layout.ndim <= norm->most_dims &&
+        x->layout.shape[1] == norm->features)
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "td_forward: a %s of %lld features got the shape %s; it takes %s, with the "
+                   "features as the second size",
+                   self->ops->name, (long long)norm->features, td__shape_of(x),
+                   norm->least_dims == norm->most_dims ? "four dimensions"
+                                                       : "two or three dimensions");
+}
+
+static bool uses_batch(const td_module *self)
+{
+    const struct batch_norm *norm = self->data;
+    return self->training || norm->options.no_running_stats;
+}
+
 static td_tensor *batch_norm_forward(td_module *self, td_tensor *const *inputs, int count)
 {
     const struct batch_norm *norm = self->data;
-    td_tensor *x = inputs[0];
-    if (!td__takes(self, count, 1))
-        return NULL;
-    if (x->layout.ndim < norm->least_dims || x->layout.ndim > norm->most_dims ||
-        x->layout.shape[1] != norm->features) {
-        td_fail(TD_ERR_INVALID,
-                "td_forward: a %s of %lld features got the shape %s; it takes %s, with the "
-                "features as the second size",
-                self->ops->name, (long long)norm->features, td__shape_of(x),
-                norm->least_dims == norm->most_dims ? "four dimensions"
-                                                    : "two or three dimensions");
-        return NULL;
-    }
     double momentum = 0;
-    if (count_batch(self, &momentum))
+    if (!td__takes(self, count, 1) || check_batch(self, inputs[0]) || count_batch(self, &momentum))
         return NULL;
-    return td_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
-                         td_param(self, 0), td_param(self, 1),
-                         self->training || norm->options.no_running_stats, momentum,
+    return td_batch_norm(inputs[0], td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
+                         td_param(self, 0), td_param(self, 1), uses_batch(self), momentum,
                          norm->options.eps);
 }
 
@@ -195,9 +201,30 @@ td_module *td_batch_norm2d(int64_t features)
     return td_batch_norm2d_with(features, NULL);
 }
 
+bool td__is_batch_norm(const td_module *module)
+{
+    return (module->ops == &batch_norm1d_ops || module->ops == &batch_norm2d_ops) &&
+           !module->failure;
+}
+
+td_tensor *td_forward_add_relu(td_module *norm, td_tensor *x, td_tensor *residual)
+{
+    double momentum = 0;
+    if (!norm || !x || !td__is_batch_norm(norm) || td__module_is_hooked(norm)) {
+        td_tensor *y = td_forward(norm, x);
+        return td_f_relu(residual ? td_add(y, residual) : y);
+    }
+    if (check_batch(norm, x) || count_batch(norm, &momentum))
+        return NULL;
+    const struct batch_norm *of = norm->data;
+    return td_batch_norm_relu(x, residual, td_buffer(norm, RUNNING_MEAN),
+                              td_buffer(norm, RUNNING_VAR), td_param(norm, 0), td_param(norm, 1),
+                              uses_batch(norm), momentum, of->options.eps);
+}
+
 const td_batch_norm_options *td__batch_norm_options_of(const td_module *module, int64_t *features)
 {
-    if (module->ops != &batch_norm1d_ops && module->ops != &batch_norm2d_ops)
+    if (!td__is_batch_norm(module))
         return NULL;
     const struct batch_norm *norm = module->data;
     *features = norm->features;

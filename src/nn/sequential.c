@@ -61,6 +61,26 @@ static bool run_mlp(const td_module *module, int i, const td_tensor_list *x, td_
     return true;
 }
 
+/* Runs a batch norm and a ReLU as one; false: children[i] and the one behind it are not these, or have hooks. */
+static bool run_norm_relu(const td_module *module, int i, const td_tensor_list *x,
+                          td_tensor_list *y)
+{
+    const struct td__child *at = module->children + i;
+    if (i + 2 > module->child_count || x->count != 1 || !td__is_batch_norm(at[0].module) ||
+        !td__is_relu(at[1].module) || td__module_is_hooked(at[0].module) ||
+        td__module_is_hooked(at[1].module))
+        return false;
+    *y = (td_tensor_list){.at = {td_forward_add_relu(at[0].module, x->at[0], NULL)}};
+    y->count = y->at[0] ? 1 : 0;
+    return true;
+}
+
+/* How many children, from children[i] on, have run as one; 0: none. */
+static int run_fused(const td_module *module, int i, const td_tensor_list *x, td_tensor_list *y)
+{
+    return run_mlp(module, i, x, y) ? 3 : run_norm_relu(module, i, x, y) ? 2 : 0;
+}
+
 static td_status sequential_forward(td_module *module, const td_tensor_list *inputs,
                                     td_tensor_list *results)
 {
@@ -72,9 +92,10 @@ static td_status sequential_forward(td_module *module, const td_tensor_list *inp
     for (int i = 0; i < module->child_count && !status; i++) {
         TD_SCOPE;
         td_tensor_list y;
-        if (run_mlp(module, i, &x, &y)) {
+        int fused = run_fused(module, i, &x, &y);
+        if (fused) {
             status = y.count ? TD_OK : td__error_status();
-            i += 2;
+            i += fused - 1;
         } else {
             status = td_forward_list(module->children[i].module, &x, &y);
         }

@@ -4,7 +4,7 @@
 #include "base/fail.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/fallback.h"
-#include "tensor/linear_gelu.h"
+#include "tensor/wrapped_kernels.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -59,21 +59,9 @@ static const char *const pair_loss_names[] = {
     [TD_PAIR_LOSS_BCE_LOGITS] = "bce with logits",
 };
 
-/* The device of the operands; all are on the same one. */
-static td_device *device_of(const td_tensor **const *at, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (*at[i])
-            return (*at[i])->storage->device;
-    return td__host_device();
-}
-
-#define AT(variable) ((const td_tensor **)&(variable))
-#define OPERANDS(...) ((const td_tensor **[]){__VA_ARGS__})
-
 /* Runs a slot with the arguments that follow, of which `at` are the tensors, `count_` in number. */
 #define RUN_LIST(slot_, detail_, written_, at_, count_, ...)                                       \
-    struct td__operands operands = {.device = device_of(at_, count_),                              \
+    struct td__operands operands = {.device = td__operands_device(at_, count_),                    \
                                     .slot = #slot_,                                                \
                                     .detail = detail_,                                             \
                                     .at = at_,                                                     \
@@ -549,81 +537,6 @@ static td_status run_unscale(td_tensor *const *x, int count, double factor, td_t
     return status;
 }
 
-/* ---- Slots that others replace: no fallback, since there is another way on the device ------------------------- */
-
-/* Runs a slot, or, where the kind has none or it does not know the dtype, what follows in the function. */
-#define RUN_OR_COMPOSE(slot_, written_, at_, ...)                                                  \
-    struct td__operands operands = {                                                               \
-        .device = device_of(at_, (int)(sizeof(at_) / sizeof((at_)[0]))),                           \
-        .slot = #slot_,                                                                            \
-        .at = at_,                                                                                 \
-        .written = written_,                                                                       \
-        .count = (int)(sizeof(at_) / sizeof((at_)[0]))};                                           \
-    const td_kernels *own = &operands.device->kind->kernels;                                       \
-    td_status status = own->slot_ ? own->slot_(__VA_ARGS__) : TD_ERR_UNSUPPORTED;                  \
-    td__note_kernel(#slot_, status);                                                               \
-    if (!status)                                                                                   \
-        td__note_uses(&operands);                                                                  \
-    if (status != TD_ERR_UNSUPPORTED)                                                              \
-    return status
-
-static td_status run_binary_mixed(td_binary op, td_tensor *out, const td_tensor *a,
-                                  const td_tensor *b)
-{
-    RUN_OR_COMPOSE(binary_mixed, 1, OPERANDS(AT(out), AT(a), AT(b)), op, out, a, b);
-    return status;
-}
-
-static td_status run_add_layer_norm(td_tensor *out, td_tensor *sum, td_tensor *mean,
-                                    td_tensor *rstd, const td_tensor *x, const td_tensor *residual,
-                                    const td_tensor *weight, const td_tensor *bias, double eps)
-{
-    RUN_OR_COMPOSE(
-        add_layer_norm, 4,
-        OPERANDS(AT(out), AT(sum), AT(mean), AT(rstd), AT(x), AT(residual), AT(weight), AT(bias)),
-        out, sum, mean, rstd, x, residual, weight, bias, eps);
-    return status;
-}
-
-static td_status run_add_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_residual,
-                                         td_tensor *grad_weight, td_tensor *grad_bias,
-                                         const td_tensor *grad_y, const td_tensor *grad_sum,
-                                         const td_tensor *sum, const td_tensor *weight,
-                                         const td_tensor *mean, const td_tensor *rstd)
-{
-    RUN_OR_COMPOSE(add_layer_norm_grad, 4,
-                   OPERANDS(AT(grad_x), AT(grad_residual), AT(grad_weight), AT(grad_bias),
-                            AT(grad_y), AT(grad_sum), AT(sum), AT(weight), AT(mean), AT(rstd)),
-                   grad_x, grad_residual, grad_weight, grad_bias, grad_y, grad_sum, sum, weight,
-                   mean, rstd);
-    return status;
-}
-
-static td_status run_linear_gelu(td_tensor *out, td_tensor *pre, const td_tensor *x,
-                                 const td_tensor *w, const td_tensor *bias)
-{
-    RUN_OR_COMPOSE(linear_gelu, 2, OPERANDS(AT(out), AT(pre), AT(x), AT(w), AT(bias)), out, pre, x,
-                   w, bias);
-    return td__linear_gelu_by(&td__wrapped_kernels, out, pre, x, w, bias);
-}
-
-static td_status run_linear_gelu_grad(td_tensor *grad_pre, td_tensor *grad_bias,
-                                      const td_tensor *grad_y, const td_tensor *w,
-                                      const td_tensor *pre)
-{
-    RUN_OR_COMPOSE(linear_gelu_grad, 2,
-                   OPERANDS(AT(grad_pre), AT(grad_bias), AT(grad_y), AT(w), AT(pre)), grad_pre,
-                   grad_bias, grad_y, w, pre);
-    return td__linear_gelu_grad_by(&td__wrapped_kernels, grad_pre, grad_bias, grad_y, w, pre);
-}
-
-static td_status run_matmul_f32(td_tensor *out, const td_tensor *a, const td_tensor *b,
-                                double alpha, bool accumulate)
-{
-    RUN_OR_COMPOSE(matmul_f32, 1, OPERANDS(AT(out), AT(a), AT(b)), out, a, b, alpha, accumulate);
-    return status;
-}
-
 const td_kernels td__wrapped_kernels = {
     .version = TD_KERNELS_VERSION,
     .size = sizeof(td_kernels),
@@ -679,11 +592,13 @@ const td_kernels td__wrapped_kernels = {
     .power_sums = run_power_sums,
     .scale = run_scale,
     .unscale = run_unscale,
-    .binary_mixed = run_binary_mixed,
-    .add_layer_norm = run_add_layer_norm,
-    .add_layer_norm_grad = run_add_layer_norm_grad,
+    .binary_mixed = td__wrapped_binary_mixed,
+    .add_layer_norm = td__wrapped_add_layer_norm,
+    .add_layer_norm_grad = td__wrapped_add_layer_norm_grad,
     .cross_entropy = run_cross_entropy,
-    .linear_gelu = run_linear_gelu,
-    .linear_gelu_grad = run_linear_gelu_grad,
-    .matmul_f32 = run_matmul_f32,
+    .batch_norm_relu = td__wrapped_batch_norm_relu,
+    .batch_norm_relu_grad = td__wrapped_batch_norm_relu_grad,
+    .linear_gelu = td__wrapped_linear_gelu,
+    .linear_gelu_grad = td__wrapped_linear_gelu_grad,
+    .matmul_f32 = td__wrapped_matmul_f32,
 };
