@@ -13,6 +13,7 @@
 #include <string.h>
 
 enum { STEPS = 20, ROWS = 24, WIDTH = 32, CLASSES = 5 };
+enum { EMULATED_S = 120 }; /* a training takes seconds on the emulated driver, and longer beside other programs */
 
 struct training {
     td_module *net;
@@ -203,40 +204,40 @@ static void compare(td_optimizer *(*make)(td_module *), int captured_at, bool ch
     compare_with(make, captured_at, checkpoints, 0.3);
 }
 
-TEST(adamw_with_dropout_schedule_and_clipping)
+TEST(adamw_with_dropout_schedule_and_clipping, .deadline_s = EMULATED_S)
 {
     need_graphs();
     compare(make_adamw, 1, false);
 }
 
-TEST(amsgrad)
+TEST(amsgrad, .deadline_s = EMULATED_S)
 {
     need_graphs();
     compare(make_amsgrad, 3, false);
 }
 
-TEST(sgd_with_momentum)
+TEST(sgd_with_momentum, .deadline_s = EMULATED_S)
 {
     need_graphs();
     compare(make_sgd, 1, false);
 }
 
 /* The first numbers that change are those of the optimizer, behind all other kernels. */
-TEST(without_random_numbers)
+TEST(without_random_numbers, .deadline_s = EMULATED_S)
 {
     need_graphs();
     compare_with(make_adamw, 1, false, 0);
 }
 
 /* It has no state that a first step would make. */
-TEST(sgd_from_the_first_step)
+TEST(sgd_from_the_first_step, .deadline_s = EMULATED_S)
 {
     need_graphs();
     compare(make_plain_sgd, 0, false);
 }
 
 /* The forward pass draws its numbers twice. */
-TEST(checkpointed_part)
+TEST(checkpointed_part, .deadline_s = EMULATED_S)
 {
     need_graphs();
     compare(make_adamw, 1, true);
@@ -245,7 +246,7 @@ TEST(checkpointed_part)
 /* ---- State on the host --------------------------------------------------------------------------------- */
 
 /* Steps with and without the graph may follow each other, and see each other's counts. */
-TEST(steps_between_launches)
+TEST(steps_between_launches, .deadline_s = EMULATED_S)
 {
     need_graphs();
     static struct outcome plain, mixed;
