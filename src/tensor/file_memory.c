@@ -57,29 +57,45 @@ static int open_file(const char *directory)
     return fd;
 }
 
-static void *map_file(const char *directory, size_t bytes)
+static int fail_room(const char *directory, size_t bytes, int error)
 {
-    int fd = open_file(directory);
-    if (fd < 0) {
-        td_fail(TD_ERR_SYSTEM, "no file can be made in the directory \"%.300s\": %s", directory,
-                td__errno_text(errno));
-        return NULL;
-    }
-    /* Now: a page without a block on a full disk would end the process when it is first accessed. */
-    int error = bytes > (size_t)INT64_MAX ? EFBIG : td__file_allocate(fd, (off_t)bytes);
-    void *data = error ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (!error && data == MAP_FAILED)
-        error = errno;
-    close(fd);
-    if (!error) {
-        madvise(data, bytes, MADV_SEQUENTIAL); /* as kernels access it: more is read ahead */
-        return data;
-    }
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM;
     td_fail(full ? TD_ERR_NOMEM : TD_ERR_SYSTEM,
             "no room for %zu bytes in a file in the directory \"%.300s\": %s", bytes, directory,
             td__errno_text(error));
-    return NULL;
+    return -1;
+}
+
+int td__file_of_memory(const char *directory, size_t bytes)
+{
+    int fd = open_file(directory[0] ? directory : ".");
+    if (fd < 0) {
+        td_fail(TD_ERR_SYSTEM, "no file can be made in the directory \"%.300s\": %s", directory,
+                td__errno_text(errno));
+        return -1;
+    }
+    /* Now: a page without a block on a full disk would end the process when it is first accessed. */
+    int error = bytes > (size_t)INT64_MAX ? EFBIG : td__file_allocate(fd, (off_t)bytes);
+    if (!error)
+        return fd;
+    close(fd);
+    return fail_room(directory, bytes, error);
+}
+
+static void *map_file(const char *directory, size_t bytes)
+{
+    int fd = td__file_of_memory(directory, bytes);
+    if (fd < 0)
+        return NULL;
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int error = errno;
+    close(fd);
+    if (data == MAP_FAILED) {
+        fail_room(directory, bytes, error);
+        return NULL;
+    }
+    madvise(data, bytes, MADV_SEQUENTIAL); /* as kernels access it: more is read ahead */
+    return data;
 }
 
 static struct td__storage *create(const char *directory, size_t bytes)

@@ -10,6 +10,9 @@
  *  the last error set: TD_ERR_NOMEM for a full disk, TD_ERR_SYSTEM for another failure; both name the directory. */
 struct td__storage *td__storage_create_in_file(const char *directory, size_t bytes);
 
+/** The descriptor of such a file, which other processes can map, too. -1, with the same errors. */
+int td__file_of_memory(const char *directory, size_t bytes);
+
 /** A storage of the host of `bytes` zeros, in pages of this process alone, which exist once they are used. Not for memory
  *  that comes and goes: its pages are new each time. NULL, with the last error set: TD_ERR_NOMEM. */
 struct td__storage *td__storage_create_private(size_t bytes);
