@@ -1,5 +1,6 @@
 /* Ranks of a sharded model die, and others come: the weights have the bits of a run in which nothing happened. */
 #include "runner.h"
+#include "toy_device.h"
 #include "ways.h"
 
 #include "base/fail.h"
@@ -343,21 +344,205 @@ RANKS(both_die, .ranks = 3, .may_die = 0x6, .deadline_s = 60)
 RANKS(errors, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));
-    static const td_fsdp_options whole = {.min_parameters = 400, .strategy = TD_NO_SHARD};
-    for (int i = 0; i < 2; i++) {
-        const struct run run = {.options = i ? &shared : &whole};
-        struct rank rank;
-        td_group *group = NULL;
-        CHECK_OK(td_new_group(NULL, 0, NULL, &group));
-        open_rank(&rank, &run, 23, group);
-        td_tensor *first = td_module_parameter(rank.model, "0.weight");
-        td_optimizer *other = td_sgd_of(&first, 1, &(td_sgd_options){.lr = 1});
-        CHECK_FAILS(td__mirror_create(rank.model, other, &rank.mirror),
-                    i ? TD_ERR_INVALID : TD_ERR_UNSUPPORTED,
-                    i ? "does not have the parameter \"2.weight\"" : "TD_FULL_SHARD");
-        td_optimizer_destroy(other);
-        close_rank(&rank);
+    const struct run run = {.options = &shared};
+    struct rank rank;
+    td_group *group = NULL;
+    CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+    open_rank(&rank, &run, 23, group);
+    td_tensor *first = td_module_parameter(rank.model, "0.weight");
+    td_optimizer *other = td_sgd_of(&first, 1, &(td_sgd_options){.lr = 1});
+    CHECK_FAILS(td__mirror_create(rank.model, other, &rank.mirror), TD_ERR_INVALID,
+                "does not have the parameter \"2.weight\"");
+    td_optimizer_destroy(other);
+    close_rank(&rank);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* A unit of a call before has its own ranks. */
+RANKS(units_of_two_calls, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_module *inner = td_fsdp(td_linear(IN, WIDE), &(td_fsdp_options){.slices = SLICES});
+    td_module *model = td_fsdp(td_sequential(inner, td_linear(WIDE, OUT), NULL),
+                               &(td_fsdp_options){.slices = SLICES});
+    td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.1});
+    struct td__mirror *mirror = NULL;
+    CHECK_FAILS(td__mirror_create(model, sgd, &mirror), TD_ERR_UNSUPPORTED,
+                "the unit \"0\" was made by a call of td_fsdp() for an inner module");
+    td_optimizer_destroy(sgd);
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- What is mirrored where ---------------------------------------------------------------------------------------- */
+
+/* How many elements all ranks mirror, and how many copies of others and their own they can read. */
+struct mirrored {
+    int64_t elements, copies;
+};
+
+static struct mirrored count_mirrored(const td_fsdp_options *options)
+{
+    const struct run run = {.options = options};
+    struct rank rank;
+    struct mirrored count = {0};
+    td_group *group = NULL;
+    CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+    open_rank(&rank, &run, 23, group);
+    CHECK_OK(td__mirror_create(rank.model, rank.optimizer, &rank.mirror));
+    const struct td__mirror_layout *layout = td__mirror_layout(rank.mirror);
+    for (int f = 0; f < layout->flat_count; f++) {
+        int64_t first;
+        count.elements += td__mirror_range(layout, td__mirror_rank(rank.mirror), f, &first);
     }
+    CHECK_OK(td__mirror_commit(rank.mirror, 0));
+    CHECK_OK(td__mirror_wait(rank.mirror));
+    td_test_barrier();
+    for (int r = 0; r < layout->size; r++)
+        count.copies += td__mirror_step(rank.mirror, r, 0) + td__mirror_step(rank.mirror, r, 1);
+    td_test_barrier();
+    close_rank(&rank);
+    CHECK_OK(td_group_all_reduce(&count, &count, 2, TD_I64, TD_SUM, NULL, NULL));
+    return count;
+}
+
+/* The copies of the ranks of a host are divided, where they have the same. Where each of two hosts has all, no messages bring
+ * anything. */
+static void count_all(int hosts)
+{
+    static const td_fsdp_options whole = {.min_parameters = 400, .strategy = TD_NO_SHARD},
+                                 hybrid = {.min_parameters = 400, .strategy = TD_HYBRID_SHARD},
+                                 pairs = {.min_parameters = 400,
+                                          .strategy = TD_HYBRID_SHARD,
+                                          .shard_size = 2};
+    const td_fsdp_options *const replicated[] = {&whole, &hybrid, &pairs};
+    struct mirrored once = count_mirrored(&apart);
+    CHECK_EQ(once.copies, hosts == 1 ? 16 : 12);
+    for (int i = 0; i < 3; i++) {
+        struct mirrored count = count_mirrored(replicated[i]);
+        CHECK_EQ(count.elements, hosts * once.elements);
+        CHECK_EQ(count.copies, hosts == 1 ? 16 : 8);
+    }
+}
+
+RANKS(elements_on_one_host, .ranks = 4)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    count_all(1);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(elements_on_two_hosts, .ranks = 4)
+{
+    open_world(&two_hosts, 0);
+    count_all(2);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- On an accelerator --------------------------------------------------------------------------------------------- */
+
+enum { BIG = 1500 }; /* a matrix of 9 MB: several stages */
+
+static td_module *make_on_toy(int width)
+{
+    CHECK_OK(toy_register());
+    td_manual_seed(3);
+    td_module *net = td_sequential(td_linear(width, width), td_batch_norm1d(width), NULL);
+    CHECK_OK(td_module_to(net, td_device_get("toy:0")));
+    td_module *model = td_fsdp(net, &(td_fsdp_options){.slices = 1});
+    CHECK(model != NULL);
+    return model;
+}
+
+static uint64_t hash_parameters(td_module *model)
+{
+    TD_SCOPE;
+    td_state *host = td_state_create(), *parameters = td_module_parameters(model);
+    for (int i = 0; i < td_state_count(parameters); i++)
+        CHECK_OK(td_state_add(host, td_state_name(parameters, i),
+                              td_tensor_to(td_state_tensor(parameters, i), td_device_get("cpu"))));
+    td_state_destroy(parameters);
+    return add_state(1, host);
+}
+
+/* The mirror's copy goes back into the model. */
+static void go_back(td_module *model, td_optimizer *sgd, struct td__mirror *mirror)
+{
+    int64_t step = -1;
+    CHECK_OK(td__fsdp_reshard(model, sgd, NULL, mirror, &step));
+    CHECK_EQ(step, 7);
+}
+
+/* While the device does nothing, a commit returns; the copy is what there is when the device has come to it, and the buffers are
+ * those of that moment, though the next pass changes them. */
+TEST(copy_waits_for_the_device)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_module *model = make_on_toy(BIG);
+    td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.1});
+    struct td__mirror *mirror = NULL;
+    CHECK_OK(td__mirror_create(model, sgd, &mirror));
+    td_tensor *weight = td_module_parameter(model, "0.weight");
+    td_state *buffers = td_module_buffers(model);
+    td_tensor *mean = td_state_tensor(buffers, 0);
+    toy_hold(0, true);
+    {
+        TD_NO_GRAD;
+        CHECK_OK(td_fill_(weight, 5));
+        CHECK_OK(td_fill_(mean, 6));
+    }
+    CHECK_OK(td__mirror_commit(mirror, 7));
+    {
+        TD_NO_GRAD;
+        CHECK_OK(td_fill_(mean, 8));
+    }
+    CHECK(!td__mirror_step(mirror, 0, 0) && !td__mirror_step(mirror, 0, 1));
+    toy_hold(0, false);
+    CHECK_OK(td__mirror_wait(mirror));
+    CHECK_EQ(td__mirror_step(mirror, 0, 0) + td__mirror_step(mirror, 0, 1), 8);
+    uint64_t before = hash_parameters(model);
+    {
+        TD_NO_GRAD;
+        CHECK_OK(td_fill_(weight, 1));
+    }
+    CHECK(hash_parameters(model) != before);
+    go_back(model, sgd, mirror);
+    CHECK(hash_parameters(model) == before);
+    {
+        TD_SCOPE;
+        CHECK_EQ(td_item(td_select(mean, 0, 3)), 6);
+    }
+    td_state_destroy(buffers);
+    td__mirror_free(mirror);
+    td_optimizer_destroy(sgd);
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* A copy that fails is no copy, and the next one may be one. */
+TEST(copy_from_device_fails)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_module *model = make_on_toy(40);
+    td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.1});
+    struct td__mirror *mirror = NULL;
+    CHECK_OK(td__mirror_create(model, sgd, &mirror));
+    td_state *buffers = td_module_buffers(model);
+    CHECK_OK(td_device_synchronize(td_device_get("toy:0")));
+    for (enum toy_when when = TOY_AT_LAUNCH; when <= TOY_LATER; when++) {
+        toy_fail_copy(0, 1 + td_state_count(buffers), when); /* after those of the buffers */
+        CHECK_OK(td__mirror_commit(mirror, 3));
+        CHECK_EQ(td__mirror_wait(mirror), TD_ERR_SYSTEM);
+        toy_clear_failure(0);
+        CHECK(!td__mirror_step(mirror, 0, 0) && !td__mirror_step(mirror, 0, 1));
+    }
+    CHECK_OK(td__mirror_commit(mirror, 7));
+    CHECK_OK(td__mirror_wait(mirror));
+    go_back(model, sgd, mirror);
+    td_state_destroy(buffers);
+    td__mirror_free(mirror);
+    td_optimizer_destroy(sgd);
+    td_module_destroy(model);
     CHECK_OK(td_destroy_process_group());
 }
 

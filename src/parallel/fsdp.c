@@ -338,11 +338,29 @@ static void end_unit(struct td__fsdp_unit *unit, struct td__fsdp_ranks *ranks)
     unit->ran = false;
 }
 
+/* Those of the options; where TD_HYBRID_SHARD cannot divide, as TD_FULL_SHARD does. */
+static td_status remake_ranks(const td_fsdp_options *options, struct td__fsdp_ranks **ranks)
+{
+    td_fsdp_options chosen = *options;
+    const td_group *group = options->group;
+    if (options->strategy == TD_HYBRID_SHARD && !td__fsdp_is_even(options, group)) {
+        chosen.strategy = TD_FULL_SHARD;
+        if (group->rank == 0)
+            td_log(TD_LOG_WARN,
+                   "td_fsdp: TD_HYBRID_SHARD needs %s; until that is so, each of the %d ranks has "
+                   "a shard, as with TD_FULL_SHARD",
+                   options->shard_size ? "a number of ranks that shard_size divides"
+                                       : "as many ranks on each host",
+                   group->size);
+    }
+    return td__fsdp_ranks_make(&chosen, ranks);
+}
+
 td_status td__fsdp_remake(struct td__fsdp *fsdp, td_group *group)
 {
     struct td__fsdp_ranks *ranks;
     fsdp->options.group = group;
-    TD_TRY(td__fsdp_ranks_make(&fsdp->options, &ranks));
+    TD_TRY(remake_ranks(&fsdp->options, &ranks));
     for (int u = 0; u < fsdp->count; u++)
         end_unit(fsdp->units[u], ranks);
     fsdp->reduction_count = fsdp->order_count = fsdp->at = fsdp->back = fsdp->depth = 0;

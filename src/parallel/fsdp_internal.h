@@ -177,6 +177,18 @@ void td__fsdp_unit_free(struct td__fsdp_unit *unit);
 td_status td__fsdp_ranks_make(const td_fsdp_options *options, struct td__fsdp_ranks **ranks);
 void td__fsdp_ranks_release(struct td__fsdp_ranks *ranks);
 
+/** Whether TD_HYBRID_SHARD can divide a model among the ranks of a group: as many are on each host, or shard_size divides
+ *  their number. The same on all of them. */
+bool td__fsdp_is_even(const td_fsdp_options *options, const td_group *group);
+
+/** TD_OK, or what has broken one of the groups of a module's ranks. */
+td_status td__fsdp_group_state(const struct td__fsdp *fsdp);
+/** Where the group of all ranks is broken: aborts those of some of them, which may wait for one that does not come any more. */
+void td__fsdp_abort(struct td__fsdp *fsdp);
+/** Waits until the devices have run what is enqueued. An error where a group has broken meanwhile: what was reduced is worth
+ *  nothing then. */
+td_status td__fsdp_await(const struct td__fsdp *fsdp);
+
 /** Whether all ranks of a unit can share memory; the same on all of them. Collective. */
 td_status td__fsdp_can_share(const struct td__fsdp_ranks *ranks, bool *shares);
 
@@ -200,6 +212,13 @@ td_status td__flat_cut_for(const struct td__fsdp_flat *flat, int size, int64_t *
 void td__flat_end(struct td__fsdp_flat *flat);
 /** The parameters keep their shards. */
 void td__flat_free(struct td__fsdp_flat *flat);
+
+/** Where part `part` of `parts` of `count` elements begins; with part = parts, `count`. */
+static inline int64_t td__part_begin(int64_t count, int part, int parts)
+{
+    enum { MULTIPLE = 16 };
+    return part == parts ? count : count / parts * part / MULTIPLE * MULTIPLE;
+}
 
 /** A tensor of `count` elements of a storage, from element `first` on. */
 td_tensor *td__flat_view(struct td__storage *storage, td_dtype dtype, int64_t first, int64_t count);

@@ -3,18 +3,20 @@
  *     | header | slot 0: plane 0, 1, 2 … | slot 1 |     plane 0 has the shards of all flats, plane 1 the optimizer's first
  *                                                       buffer of each parameter where the parameter is in plane 0, …
  *
- * It is as large as it can become; pages that are never written do not exist. */
+ * It is as large as it can become; pages that are never written do not exist, but in files, whose blocks are allocated. */
 #include "parallel/fsdp_mirror.h"
 
-#include "base/buffer.h"
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/map.h"
 #include "group/process_group.h"
 #include "group/root.h"
 #include "optim/optimizer.h"
+#include "parallel/fsdp_copies.h"
 #include "parallel/fsdp_lane.h"
+#include "parallel/fsdp_slices.h"
 #include "peer/endpoint.h"
+#include "tensor/file_memory.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -23,7 +25,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { LINE = 64, HEADER = 4096 };
+enum { HEADER = 4096 };
 
 /* Step + 1 of each slot; 0: it is not whole. */
 struct header {
@@ -36,94 +38,36 @@ struct view {
     size_t bytes;
 };
 
-struct copy {
-    char *to;
-    const char *from;
-    size_t bytes;
-};
-
 struct td__mirror {
     struct td__fsdp *fsdp;
     td_optimizer *optimizer;
     struct td__mirror_layout layout;
+    struct td__mirror_place *places; /* of each rank */
+    int shards;                      /* that a flat is cut into */
     int rank;
     struct view *views; /* of each rank: mapped, or kept for it */
     bool *keeps;        /* of each rank: the memory is this rank's own, and messages fill it */
     td_group *between;  /* for these messages; NULL: there is one host */
-    int keeper;         /* the rank that keeps this one's */
+    int keeper;         /* the rank that keeps this one's; -1: none */
     td_bytes rest[TD__MIRROR_SLOTS];
     unsigned *versions[TD__MIRROR_SLOTS]; /* of each flat's shard + 1, as it was copied */
-    struct copy *copies;                  /* of the job */
-    int copy_count, copy_capacity;
-    size_t *counts; /* of the messages: 2 * size */
-    int slot, planes;
+    struct td__copies *copies;            /* of the job */
+    td_tensor **snapshots;                /* of the buffers that are on an accelerator; or NULL */
+    size_t *counts;                       /* of the messages: 2 * size */
+    int slot, planes, most_planes;
+    const char *
+        directory; /* where shards are in files, and so is the memory of mirrors; NULL: they are not */
     int64_t step;
     struct td__lane *lane;
     struct td__lane_job job;
     int64_t wait_ns;
 };
 
-/* ---- Layout -------------------------------------------------------------------------------------------------- */
-
-static size_t align(size_t bytes)
-{
-    return (bytes + LINE - 1) / LINE * LINE;
-}
-
-static int count_flats(const struct td__fsdp *fsdp)
-{
-    int count = 0;
-    for (int u = 0; u < fsdp->count; u++)
-        count += fsdp->units[u]->flat_count;
-    return count;
-}
-
-td_status td__mirror_lay_out(struct td__fsdp *fsdp, int size, struct td__mirror_layout *layout)
-{
-    int count = count_flats(fsdp);
-    *layout = (struct td__mirror_layout){
-        .size = size,
-        .flats = calloc((size_t)count + 1, sizeof *layout->flats),
-        .cuts = calloc((size_t)count + 1, sizeof *layout->cuts),
-    };
-    if (!layout->flats || !layout->cuts)
-        return td__fail_nomem("td_fsdp");
-    for (int u = 0; u < fsdp->count; u++)
-        for (int f = 0; f < fsdp->units[u]->flat_count; f++) {
-            struct td__fsdp_flat *flat = &fsdp->units[u]->flats[f];
-            layout->flats[layout->flat_count] = flat;
-            TD_TRY(td__flat_cut_for(flat, size, &layout->cuts[layout->flat_count]));
-            layout->flat_count++;
-        }
-    return TD_OK;
-}
-
-void td__mirror_layout_free(struct td__mirror_layout *layout)
-{
-    for (int i = 0; layout->cuts && i <= layout->flat_count; i++)
-        free(layout->cuts[i]);
-    free(layout->cuts);
-    free(layout->flats);
-}
-
-static size_t plane_bytes(const struct td__mirror_layout *layout, int rank, int flats)
-{
-    size_t bytes = 0;
-    for (int i = 0; i < flats; i++)
-        bytes += align((size_t)(layout->cuts[i][rank + 1] - layout->cuts[i][rank]) *
-                       td_dtype_size(layout->flats[i]->dtype));
-    return bytes;
-}
-
-size_t td__mirror_offset(const struct td__mirror_layout *layout, int rank, int plane, int flat)
-{
-    return (size_t)plane * plane_bytes(layout, rank, layout->flat_count) +
-           plane_bytes(layout, rank, flat);
-}
+/* ---- Sizes --------------------------------------------------------------------------------------------------- */
 
 static size_t slot_bytes(const struct td__mirror *mirror, int rank)
 {
-    return td__mirror_offset(&mirror->layout, rank, TD__MIRROR_PLANES, 0);
+    return td__mirror_offset(&mirror->layout, rank, mirror->most_planes, 0);
 }
 
 static size_t memory_bytes(const struct td__mirror *mirror, int rank)
@@ -133,9 +77,14 @@ static size_t memory_bytes(const struct td__mirror *mirror, int rank)
 
 /* ---- What the others read ---------------------------------------------------------------------------------- */
 
-int td__mirror_size(const struct td__mirror *mirror)
+const struct td__mirror_layout *td__mirror_layout(const struct td__mirror *mirror)
 {
-    return mirror->layout.size;
+    return &mirror->layout;
+}
+
+int td__mirror_shards(const struct td__mirror *mirror)
+{
+    return mirror->shards;
 }
 
 int td__mirror_rank(const struct td__mirror *mirror)
@@ -169,169 +118,48 @@ td_bytes td__mirror_rest(const struct td__mirror *mirror, int slot)
     return mirror->rest[slot];
 }
 
-/* ---- The rest -------------------------------------------------------------------------------------------------- */
-
-/* The buffers that a parameter has. */
-static int buffers_of(const struct td__parameter *parameter)
-{
-    int count = 0;
-    while (count < TD__BUFFERS_MOST && parameter->buffers[count])
-        count++;
-    return count;
-}
-
-static int count_planes(const td_optimizer *optimizer)
-{
-    int most = 0;
-    for (int i = 0; i < optimizer->count; i++) {
-        int count = buffers_of(&optimizer->parameters[i]);
-        most = count > most ? count : most;
-    }
-    return 1 + most;
-}
-
-static td_status pack_rest(const struct td__mirror *mirror, td_bytes *rest)
-{
-    const td_optimizer *optimizer = mirror->optimizer;
-    struct td__buffer packed = {0};
-    td__buffer_put_u32(&packed, (uint32_t)mirror->planes);
-    td__buffer_put(&packed, &optimizer->numbers, sizeof optimizer->numbers);
-    td__buffer_put(&packed, optimizer->groups,
-                   (size_t)optimizer->group_count * sizeof *optimizer->groups);
-    for (int i = 0; i < optimizer->count; i++) {
-        td__buffer_put_u64(&packed, (uint64_t)optimizer->parameters[i].steps);
-        td__buffer_put_u8(&packed, (uint8_t)buffers_of(&optimizer->parameters[i]));
-    }
-    td_status status = TD_OK;
-    for (int i = 0; i < mirror->fsdp->buffer_count && !status; i++) {
-        td_tensor *dense = td__contiguous(mirror->fsdp->buffers[i]);
-        status = dense ? TD_OK : td__error_status();
-        if (dense)
-            td__buffer_put(&packed, td_tensor_data(dense), td_tensor_nbytes(dense));
-        td_tensor_release(dense);
-    }
-    if (!status && packed.failed)
-        status = td__fail_nomem("td_fsdp");
-    if (status) {
-        td__buffer_free(&packed);
-        return status;
-    }
-    free(rest->data);
-    *rest = (td_bytes){.data = (char *)packed.data, .size = packed.size};
-    return TD_OK;
-}
-
-td_status td__mirror_read_planes(td_bytes rest, int *planes)
-{
-    struct td__reader reader = td__reader_of(rest.data, rest.size);
-    *planes = (int)td__reader_u32(&reader);
-    if (reader.failed || *planes < 1 || *planes > TD__MIRROR_PLANES)
-        return td_fail(TD_ERR_MISMATCH, "td_fsdp: what a rank has sent is no state of a model");
-    return TD_OK;
-}
-
-static td_status get(struct td__reader *reader, void *to, size_t bytes)
-{
-    if ((size_t)(reader->end - reader->at) < bytes)
-        return td_fail(TD_ERR_MISMATCH,
-                       "td_fsdp: this rank has another model or optimizer than the "
-                       "ranks that have trained it");
-    memcpy(to, reader->at, bytes);
-    reader->at += bytes;
-    return TD_OK;
-}
-
-static td_status set_buffer(td_tensor *buffer, struct td__reader *reader)
-{
-    td_tensor *dense = td__empty("td_fsdp", buffer->layout.shape, buffer->layout.ndim,
-                                 buffer->layout.dtype, buffer->storage->device);
-    td_status status = dense ? get(reader, td_tensor_data(dense), td_tensor_nbytes(dense))
-                             : td__error_status();
-    if (!status && buffer->layout.numel)
-        status = td__tensor_copy(buffer, dense);
-    if (!status)
-        td__tensor_bump_version(buffer);
-    td_tensor_release(dense);
-    return status;
-}
-
-/* Buffers of the optimizer that the state has not are dropped; the others are there. */
-static td_status set_parameter(struct td__parameter *parameter, struct td__reader *reader)
-{
-    parameter->steps = (int64_t)td__reader_u64(reader);
-    int count = td__reader_u8(reader);
-    for (int b = count; b < TD__BUFFERS_MOST; b++) {
-        td_tensor_release(parameter->buffers[b]);
-        parameter->buffers[b] = NULL;
-    }
-    return TD_OK;
-}
-
-td_status td__mirror_set_rest(struct td__fsdp *fsdp, td_optimizer *optimizer, td_bytes rest)
-{
-    struct td__reader reader = td__reader_of(rest.data, rest.size);
-    td__reader_u32(&reader);
-    TD_TRY(get(&reader, &optimizer->numbers, sizeof optimizer->numbers));
-    TD_TRY(get(&reader, optimizer->groups,
-               (size_t)optimizer->group_count * sizeof *optimizer->groups));
-    for (int i = 0; i < optimizer->count; i++)
-        TD_TRY(set_parameter(&optimizer->parameters[i], &reader));
-    for (int i = 0; i < fsdp->buffer_count; i++)
-        TD_TRY(set_buffer(fsdp->buffers[i], &reader));
-    if (!td__reader_done(&reader))
-        return td_fail(TD_ERR_MISMATCH,
-                       "td_fsdp: this rank has another model or optimizer than the "
-                       "ranks that have trained it");
-    return TD_OK;
-}
-
 /* ---- Copying ----------------------------------------------------------------------------------------------------- */
 
-static td_status add_copy(struct td__mirror *mirror, char *to, const void *from, size_t bytes)
+/* Elements of a storage from `first` on. */
+static td_status add_copy(struct td__mirror *mirror, char *to, const struct td__storage *storage,
+                          int64_t first, int64_t count, size_t width)
 {
-    if (!bytes) /* this rank has nothing of it */
-        return TD_OK;
-    if (mirror->copy_count == mirror->copy_capacity) {
-        int capacity = 2 * mirror->copy_capacity + 64;
-        struct copy *copies = realloc(mirror->copies, (size_t)capacity * sizeof *copies);
-        if (!copies)
-            return td__fail_nomem("td_fsdp");
-        mirror->copies = copies;
-        mirror->copy_capacity = capacity;
-    }
-    mirror->copies[mirror->copy_count++] = (struct copy){to, from, bytes};
-    return TD_OK;
+    struct td__place from = td__storage_place(storage, first * (int64_t)width);
+    return td__copies_add(mirror->copies, to, &from, (size_t)count * width);
 }
 
-static const struct td__parameter *parameter_of(const td_optimizer *optimizer,
-                                                const td_tensor *tensor)
+/* The elements of a parameter's buffers that are in the range which is mirrored. */
+static td_status plan_buffers(struct td__mirror *mirror, int f, const struct td__fsdp_param *param,
+                              int64_t first, int64_t count)
 {
-    for (int i = 0; i < optimizer->count; i++)
-        if (optimizer->parameters[i].tensor == tensor)
-            return &optimizer->parameters[i];
-    return NULL;
+    const struct td__parameter *parameter = td__mirror_parameter(mirror->optimizer, param->tensor);
+    char *slot = slot_of(mirror, mirror->rank, mirror->slot);
+    size_t width = td_dtype_size(mirror->layout.flats[f]->dtype);
+    int64_t begin = param->offset + param->first, end = begin + param->count;
+    int64_t from = first > begin ? first : begin;
+    int64_t last = first + count < end ? first + count : end;
+    for (int b = 0; from < last && b < TD__BUFFERS_MOST && parameter->buffers[b]; b++) {
+        const td_tensor *buffer = parameter->buffers[b];
+        char *to = slot + td__mirror_offset(&mirror->layout, mirror->rank, 1 + b, f);
+        TD_TRY(add_copy(mirror, to + (size_t)(from - first) * width, buffer->storage,
+                        buffer->offset + from - begin, last - from, width));
+    }
+    return TD_OK;
 }
 
 static td_status plan_flat(struct td__mirror *mirror, int f)
 {
     struct td__fsdp_flat *flat = mirror->layout.flats[f];
-    const struct td__mirror_layout *layout = &mirror->layout;
-    char *slot = slot_of(mirror, mirror->rank, mirror->slot);
-    size_t width = td_dtype_size(flat->dtype);
+    int64_t first, count = td__mirror_range(&mirror->layout, mirror->rank, f, &first);
+    char *to = slot_of(mirror, mirror->rank, mirror->slot) +
+               td__mirror_offset(&mirror->layout, mirror->rank, 0, f);
     unsigned version = 1 + atomic_load(&flat->shard->version);
     if (flat->requires_grad || mirror->versions[mirror->slot][f] != version)
-        TD_TRY(add_copy(mirror, slot + td__mirror_offset(layout, mirror->rank, 0, f),
-                        flat->shard->data, (size_t)td__flat_shard_count(flat) * width));
+        TD_TRY(add_copy(mirror, to, flat->shard, first - flat->cuts[flat->unit->ranks->rank], count,
+                        td_dtype_size(flat->dtype)));
     mirror->versions[mirror->slot][f] = version;
-    for (int i = 0; i < flat->count && flat->requires_grad; i++) {
-        const struct td__fsdp_param *param = &flat->params[i];
-        const struct td__parameter *parameter = parameter_of(mirror->optimizer, param->tensor);
-        for (int b = 0; b < buffers_of(parameter) && param->count; b++)
-            TD_TRY(add_copy(mirror,
-                            slot + td__mirror_offset(layout, mirror->rank, 1 + b, f) +
-                                (size_t)param->at * width,
-                            td_tensor_data(parameter->buffers[b]), (size_t)param->count * width));
-    }
+    for (int i = 0; i < flat->count && flat->requires_grad; i++)
+        TD_TRY(plan_buffers(mirror, f, &flat->params[i], first, count));
     return TD_OK;
 }
 
@@ -371,8 +199,10 @@ static td_status run_copies(void *arg)
     struct td__mirror *mirror = arg;
     struct header *header = header_of(mirror, mirror->rank);
     atomic_store(&header->steps[mirror->slot], 0);
-    for (int i = 0; i < mirror->copy_count; i++)
-        memcpy(mirror->copies[i].to, mirror->copies[i].from, mirror->copies[i].bytes);
+    TD_TRY(td__copies_run(mirror->copies));
+    if (td__copies_have_device(
+            mirror->copies)) /* the devices may have run what a failure has ended */
+        TD_TRY(td__fsdp_group_state(mirror->fsdp));
     atomic_store(&header->steps[mirror->slot], mirror->step + 1);
     return mirror->between ? exchange(mirror) : TD_OK;
 }
@@ -389,13 +219,20 @@ td_status td__mirror_commit(struct td__mirror *mirror, int64_t step)
 {
     TD_TRY(td__mirror_wait(mirror));
     TD_TRY(td__fsdp_broadcast_buffers(mirror->fsdp)); /* rank 0 has those of slice 0 */
-    mirror->planes = count_planes(mirror->optimizer);
+    mirror->planes = td__mirror_count_planes(mirror->optimizer);
+    if (mirror->planes > mirror->most_planes)
+        return td_fail(TD_ERR_STATE,
+                       "td_fsdp: the optimizer has %d buffers of a parameter, and had %d when the "
+                       "mirror of its state was made",
+                       mirror->planes - 1, mirror->most_planes - 1);
     mirror->slot = (mirror->slot + 1) % TD__MIRROR_SLOTS;
     mirror->step = step;
-    mirror->copy_count = 0;
+    td__copies_clear(mirror->copies);
     for (int f = 0; f < mirror->layout.flat_count; f++)
         TD_TRY(plan_flat(mirror, f));
-    TD_TRY(pack_rest(mirror, &mirror->rest[mirror->slot]));
+    TD_TRY(td__mirror_pack_rest(mirror->fsdp, mirror->optimizer, mirror->planes, mirror->snapshots,
+                                mirror->copies, &mirror->rest[mirror->slot]));
+    TD_TRY(td__copies_mark(mirror->copies));
     mirror->job.run = run_copies;
     mirror->job.arg = mirror;
     td__lane_submit(mirror->lane, &mirror->job);
@@ -415,19 +252,42 @@ static int host_of(const td_group *group, int rank)
     return td__endpoint_host(group->root->endpoint, group->ranks[rank]);
 }
 
-/* The next rank on another host; -1: there is none. */
-static int keeper_of(const td_group *group, int rank)
+/* The next rank on another host; -1: there is none, or one has this rank's shard. */
+static int keeper_of(const struct td__mirror *mirror, const td_group *group, int rank)
 {
-    for (int i = 1; i < group->size; i++)
-        if (host_of(group, (rank + i) % group->size) != host_of(group, rank))
-            return (rank + i) % group->size;
-    return -1;
+    int keeper = -1;
+    for (int i = 1; i < group->size; i++) {
+        int other = (rank + i) % group->size;
+        if (host_of(group, other) == host_of(group, rank))
+            continue;
+        if (mirror->places[other].shard == mirror->places[rank].shard)
+            return -1;
+        keeper = keeper < 0 ? other : keeper;
+    }
+    return keeper;
 }
 
+/* The ranks of a host that have the same shard divide it. */
+static void find_parts(struct td__mirror *mirror, const td_group *group)
+{
+    const int32_t(*places)[2] = (const void *)mirror->fsdp->units[0]->ranks->places;
+    for (int r = 0; r < group->size; r++) {
+        struct td__mirror_place *place = &mirror->places[r];
+        *place = (struct td__mirror_place){.shard = places[r][0]};
+        for (int other = 0; other < group->size; other++) {
+            bool shares = host_of(group, other) == host_of(group, r) &&
+                          places[other][0] == place->shard;
+            place->parts += shares;
+            place->part += shares && other < r;
+        }
+    }
+}
+
+/* fd -1: memory of this process. */
 static td_status map_view(struct td__mirror *mirror, int rank, int fd)
 {
     size_t bytes = memory_bytes(mirror, rank);
-    int access = PROT_READ | (fd < 0 || rank == mirror->rank ? PROT_WRITE : 0);
+    int access = PROT_READ | (mirror->keeps[rank] || rank == mirror->rank ? PROT_WRITE : 0);
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     void *memory = mmap(NULL, bytes, access, flags, fd, 0);
     if (memory == MAP_FAILED)
@@ -440,11 +300,29 @@ static td_status map_view(struct td__mirror *mirror, int rank, int fd)
 static td_status open_own(struct td__mirror *mirror, int *fd)
 {
     size_t bytes = memory_bytes(mirror, mirror->rank);
+    if (mirror->directory) {
+        *fd = td__file_of_memory(mirror->directory, bytes);
+        return *fd < 0 ? td__error_status() : map_view(mirror, mirror->rank, *fd);
+    }
     *fd = memfd_create("tandem-mirror", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd < 0 || ftruncate(*fd, (off_t)bytes))
         return td_fail(TD_ERR_SYSTEM, "td_fsdp: no shared memory of %zu bytes for a mirror: %s",
                        bytes, td__errno_text(errno));
     return map_view(mirror, mirror->rank, *fd);
+}
+
+static td_status open_kept(struct td__mirror *mirror, int rank)
+{
+    int fd = -1;
+    if (mirror->directory) {
+        fd = td__file_of_memory(mirror->directory, memory_bytes(mirror, rank));
+        if (fd < 0)
+            return td__error_status();
+    }
+    td_status status = map_view(mirror, rank, fd);
+    if (fd >= 0)
+        close(fd);
+    return status;
 }
 
 /* Each rank offers its memory under a key of its own. */
@@ -457,9 +335,9 @@ static td_status open_others(struct td__mirror *mirror, const td_group *group, u
 {
     for (int r = 0; r < group->size; r++) {
         int fd = -1;
-        mirror->keeps[r] = r != mirror->rank && keeper_of(group, r) == mirror->rank;
+        mirror->keeps[r] = r != mirror->rank && keeper_of(mirror, group, r) == mirror->rank;
         if (mirror->keeps[r])
-            TD_TRY(map_view(mirror, r, -1));
+            TD_TRY(open_kept(mirror, r));
         if (r == mirror->rank || host_of(group, r) != host_of(group, mirror->rank))
             continue;
         TD_TRY(td__endpoint_fetch(group->root->endpoint, group->ranks[r], key_of(key, r),
@@ -504,56 +382,82 @@ static td_status open_memory(struct td__mirror *mirror, td_group *group)
 
 /* ---- Making and freeing --------------------------------------------------------------------------------------- */
 
+static td_status check_flat(const struct td__mirror *mirror, const struct td__fsdp_flat *flat)
+{
+    for (int i = 0; i < flat->count && flat->requires_grad; i++)
+        if (!td__mirror_parameter(mirror->optimizer, flat->params[i].tensor))
+            return td_fail(TD_ERR_INVALID,
+                           "td_fsdp: the optimizer does not have the parameter \"%s\"; a "
+                           "mirror is of a model and its optimizer",
+                           flat->params[i].name);
+    return TD_OK;
+}
+
 static td_status check(const struct td__mirror *mirror)
 {
     const struct td__fsdp *fsdp = mirror->fsdp;
     for (int u = 0; u < fsdp->count; u++) {
         const struct td__fsdp_unit *unit = fsdp->units[u];
-        if (unit->ranks != fsdp->units[0]->ranks || unit->ranks->replicas)
-            return td_fail(
-                TD_ERR_UNSUPPORTED,
-                "td_fsdp: shards are mirrored that one rank has: those of TD_FULL_SHARD and "
-                "TD_SHARD_GRAD_OP, of one call of td_fsdp()");
-        for (int f = 0; f < unit->flat_count; f++) {
-            const struct td__fsdp_flat *flat = &unit->flats[f];
-            if (!flat->device->is_host || flat->in_file)
-                return td_fail(TD_ERR_UNSUPPORTED,
-                               "td_fsdp: shards on accelerators and in files "
-                               "cannot be mirrored in the memory of other ranks");
-            for (int i = 0; i < flat->count && flat->requires_grad; i++)
-                if (!parameter_of(mirror->optimizer, flat->params[i].tensor))
-                    return td_fail(TD_ERR_INVALID,
-                                   "td_fsdp: the optimizer does not have the parameter \"%s\"; a "
-                                   "mirror is of a model and its optimizer",
-                                   flat->params[i].name);
-        }
+        if (unit->ranks != fsdp->units[0]->ranks)
+            return td_fail(TD_ERR_UNSUPPORTED,
+                           "td_fsdp: the unit \"%s\" was made by a call of td_fsdp() for an inner "
+                           "module; a mirror is of the units of one call",
+                           unit->name);
+        for (int f = 0; f < unit->flat_count; f++)
+            TD_TRY(check_flat(mirror, &unit->flats[f]));
     }
     return TD_OK;
+}
+
+/* All ranks have the same flats in files. */
+static const char *find_directory(const struct td__fsdp *fsdp)
+{
+    for (int u = 0; u < fsdp->count; u++)
+        for (int f = 0; f < fsdp->units[u]->flat_count; f++)
+            if (fsdp->units[u]->flats[f].in_file)
+                return fsdp->options.offload.directory;
+    return NULL;
+}
+
+static td_status allocate(struct td__mirror *mirror, int size)
+{
+    mirror->views = calloc((size_t)size, sizeof *mirror->views);
+    mirror->keeps = calloc((size_t)size, sizeof *mirror->keeps);
+    mirror->counts = calloc(2 * (size_t)size, sizeof *mirror->counts);
+    mirror->places = calloc((size_t)size, sizeof *mirror->places);
+    mirror->snapshots = calloc((size_t)mirror->fsdp->buffer_count + 1, sizeof(td_tensor *));
+    bool has = mirror->views && mirror->keeps && mirror->counts && mirror->places &&
+               mirror->snapshots;
+    return has ? TD_OK : td__fail_nomem("td_fsdp");
 }
 
 static td_status fill(struct td__mirror *mirror)
 {
     TD_TRY(check(mirror));
-    td_group *group = mirror->fsdp->units[0]->ranks->group;
-    TD_TRY(td__mirror_lay_out(mirror->fsdp, group->size, &mirror->layout));
+    mirror->most_planes = 1 + mirror->optimizer->kind->buffer_count(&mirror->optimizer->numbers);
+    mirror->directory = find_directory(mirror->fsdp);
+    struct td__fsdp_ranks *ranks = mirror->fsdp->units[0]->ranks;
+    td_group *group = ranks->group;
+    TD_TRY(allocate(mirror, group->size));
+    TD_TRY(td__fsdp_find_places(ranks));
+    find_parts(mirror, group);
     mirror->rank = group->rank;
-    mirror->views = calloc((size_t)group->size, sizeof *mirror->views);
-    mirror->keeps = calloc((size_t)group->size, sizeof *mirror->keeps);
-    mirror->counts = calloc(2 * (size_t)group->size, sizeof *mirror->counts);
-    if (!mirror->views || !mirror->keeps || !mirror->counts)
-        return td__fail_nomem("td_fsdp");
+    mirror->shards = ranks->size;
+    TD_TRY(td__mirror_lay_out(mirror->fsdp, mirror->places, group->size, ranks->size,
+                              &mirror->layout));
     for (int s = 0; s < TD__MIRROR_SLOTS; s++)
         if (!(mirror->versions[s] = calloc((size_t)mirror->layout.flat_count + 1,
                                            sizeof **mirror->versions)))
             return td__fail_nomem("td_fsdp");
     TD_TRY(open_memory(mirror, group));
-    mirror->keeper = keeper_of(group, group->rank);
-    bool several = false;
+    mirror->keeper = keeper_of(mirror, group, group->rank);
+    bool keep = false;
     for (int r = 0; r < group->size; r++)
-        several |= host_of(group, r) != host_of(group, 0);
-    if (several)
+        keep |= keeper_of(mirror, group, r) >= 0;
+    if (keep)
         TD_TRY(td_group_split(group, 0, 0, NULL, &mirror->between));
-    mirror->lane = td__lane_create("td-mirror", 1);
+    mirror->copies = td__copies_create();
+    mirror->lane = mirror->copies ? td__lane_create("td-mirror", 1) : NULL;
     return mirror->lane ? TD_OK : td__error_status();
 }
 
@@ -587,11 +491,15 @@ void td__mirror_free(struct td__mirror *mirror)
         free(mirror->rest[s].data);
         free(mirror->versions[s]);
     }
+    for (int i = 0; mirror->snapshots && i < mirror->fsdp->buffer_count; i++)
+        td_tensor_release(mirror->snapshots[i]);
+    td__copies_free(mirror->copies);
     td__mirror_layout_free(&mirror->layout);
+    free(mirror->places);
+    free(mirror->snapshots);
     free(mirror->views);
     free(mirror->keeps);
     free(mirror->counts);
-    free(mirror->copies);
     free(mirror);
     td__error_restore(&error);
 }

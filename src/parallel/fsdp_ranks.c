@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/map.h"
+#include "device/device_internal.h"
 #include "group/process_group.h"
 #include "group/root.h"
 #include "parallel/fsdp_internal.h"
@@ -109,6 +110,63 @@ void td__fsdp_ranks_release(struct td__fsdp_ranks *ranks)
         td_group_destroy(ranks->replicas);
     free(ranks->places);
     free(ranks);
+}
+
+bool td__fsdp_is_even(const td_fsdp_options *options, const td_group *group)
+{
+    const struct td__endpoint *endpoint = group->root->endpoint;
+    int first = 0;
+    if (options->shard_size)
+        return options->shard_size > 0 && group->size % options->shard_size == 0;
+    for (int r = 0; r < group->size; r++) {
+        int same = 0;
+        for (int other = 0; other < group->size; other++)
+            same += td__endpoint_host(endpoint, group->ranks[other]) ==
+                    td__endpoint_host(endpoint, group->ranks[r]);
+        first = first ? first : same;
+        if (same != first)
+            return false;
+    }
+    return true;
+}
+
+/* ---- Failures ----------------------------------------------------------------------------------------- */
+
+td_status td__fsdp_group_state(const struct td__fsdp *fsdp)
+{
+    const struct td__fsdp_ranks *ranks = fsdp->units[0]->ranks;
+    TD_TRY(td__group_state(ranks->group));
+    if (ranks->shards)
+        TD_TRY(td__group_state(ranks->shards));
+    return ranks->replicas ? td__group_state(ranks->replicas) : TD_OK;
+}
+
+void td__fsdp_abort(struct td__fsdp *fsdp)
+{
+    const struct td__fsdp_ranks *ranks = fsdp->units[0]->ranks;
+    struct td__error error;
+    td__error_save(&error);
+    if (td__group_state(ranks->group)) {
+        if (ranks->owns_shards)
+            td_group_abort(ranks->shards);
+        if (ranks->owns_replicas)
+            td_group_abort(ranks->replicas);
+    }
+    td__error_restore(&error);
+}
+
+td_status td__fsdp_await(const struct td__fsdp *fsdp)
+{
+    td_device *waited = NULL;
+    for (int u = 0; u < fsdp->count; u++)
+        for (int f = 0; f < fsdp->units[u]->flat_count; f++) {
+            td_device *device = fsdp->units[u]->flats[f].device;
+            if (device->is_host || device == waited)
+                continue;
+            TD_TRY(td_device_synchronize(device));
+            waited = device;
+        }
+    return waited ? td__fsdp_group_state(fsdp) : TD_OK;
 }
 
 /* ---- Shared memory ----------------------------------------------------------------------------------- */

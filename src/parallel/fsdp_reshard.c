@@ -7,12 +7,17 @@
  *     new rank 0  | A A B . . . . |
  *     new rank 1  | . . . B C C C |
  *
- * All ranks know the old and the new cuts, and which of them can read which mirror, so that each knows what all send: no
+ * Each old rank had a copy of a range of each flat, and several of them that of the same elements, where ranks have the same
+ * shard. So a new rank takes what it needs from left to right: the next piece is from an old rank whose range has the next
+ * element, and whose copy it can read, or another one can.
+ *
+ * All ranks know the old and the new ranges, and which of them can read which mirror, so that each knows what all send: no
  * request is made, and only bytes that change their place between memories are sent. The tables are small; the bytes of a model
  * go in one all_to_all. */
 #include "parallel/fsdp_mirror.h"
 
 #include "base/fail.h"
+#include "device/device_internal.h"
 #include "group/process_group.h"
 #include "optim/optimizer.h"
 #include "parallel/fsdp_slices.h"
@@ -30,70 +35,80 @@ struct reshard {
     struct td__mirror *mirror; /* NULL: a newcomer */
     int former;                /* size of the former group */
     int root;                  /* the first survivor */
+    int32_t *names;            /* of each new rank: what it was in the former group; -1: nothing */
     int64_t version;           /* the step + 1 that is restored */
     int64_t
         *table; /* of each new rank: the steps + 1 of the slots of each old one that it can read */
+    int *readers; /* of each old rank: the first that can read its copy of this version; or -1 */
+    struct td__mirror_place *old_places, *new_places;
+    int old_shards;
     struct td__mirror_layout before;
     struct td__mirror_layout after;
     td_bytes rest;
     int planes;
 };
 
-/* ---- Which state, and who has it ----------------------------------------------------------------------------- */
+/* ---- Who was there ----------------------------------------------------------------------------------------------- */
 
-static int64_t *entry(const struct reshard *reshard, int rank, int old)
-{
-    return &reshard->table[((int64_t)rank * reshard->former + old) * TD__MIRROR_SLOTS];
-}
-
-static bool serves(const struct reshard *reshard, int rank, int old)
-{
-    const int64_t *slots = entry(reshard, rank, old);
-    return slots[0] == reshard->version || slots[1] == reshard->version;
-}
-
-/* From where a new rank gets what an old one had: itself, or the first that can read it; -1: from nobody. */
-static int source(const struct reshard *reshard, int rank, int old)
-{
-    if (serves(reshard, rank, old))
-        return rank;
-    for (int r = 0; r < reshard->group->size; r++)
-        if (serves(reshard, r, old))
-            return r;
-    return -1;
-}
-
-/* The old rank that nobody can read; -1: there is none. */
-static int first_lost(const struct reshard *reshard)
-{
-    for (int old = 0; old < reshard->former; old++)
-        if (source(reshard, 0, old) < 0)
-            return old;
-    return -1;
-}
-
-static td_status share_table(struct reshard *reshard)
+/* Finds the first survivor, and what each rank was. */
+static td_status share_names(struct reshard *reshard)
 {
     int size = reshard->group->size;
-    int32_t mine = reshard->mirror ? td__mirror_size(reshard->mirror) : 0;
-    int32_t *formers = calloc((size_t)size, sizeof *formers);
-    if (!formers)
+    const struct td__mirror *mirror = reshard->mirror;
+    int32_t mine[3] = {-1, 0, 0};
+    if (mirror) {
+        mine[0] = td__mirror_rank(mirror);
+        mine[1] = td__mirror_layout(mirror)->size;
+        mine[2] = td__mirror_shards(mirror);
+    }
+    int32_t(*all)[3] = calloc((size_t)size, sizeof *all);
+    reshard->names = calloc((size_t)size, sizeof *reshard->names);
+    if (!all || !reshard->names) {
+        free(all);
         return td__fail_nomem("td_fsdp");
-    td_status status = td_group_all_gather(formers, &mine, 1, TD_I32, reshard->group, NULL);
+    }
+    td_status status = td_group_all_gather(all, mine, 3, TD_I32, reshard->group, NULL);
     reshard->root = -1;
-    for (int r = size - 1; r >= 0; r--)
-        if (formers[r]) {
-            reshard->root = r;
-            reshard->former = formers[r];
-        }
-    free(formers);
+    for (int r = size - 1; r >= 0 && !status; r--) {
+        reshard->names[r] = all[r][0];
+        if (all[r][0] < 0)
+            continue;
+        reshard->root = r;
+        reshard->former = all[r][1];
+        reshard->old_shards = all[r][2];
+    }
+    free(all);
     TD_TRY(status);
-    if (reshard->root < 0)
-        return td_fail(TD_ERR_INVALID, "td_fsdp: no rank of the group has a mirror");
+    return reshard->root >= 0
+               ? TD_OK
+               : td_fail(TD_ERR_INVALID, "td_fsdp: no rank of the group has a mirror");
+}
+
+/* What each old rank had a copy of. */
+static td_status share_places(struct reshard *reshard)
+{
+    size_t count = (size_t)reshard->former, width = sizeof *reshard->old_places;
+    reshard->old_places = calloc(count, width);
+    if (!reshard->old_places)
+        return td__fail_nomem("td_fsdp");
+    if (reshard->mirror)
+        memcpy(reshard->old_places, td__mirror_layout(reshard->mirror)->places, count * width);
+    TD_TRY(td_group_broadcast(reshard->old_places, count * width, TD_U8,
+                              td_get_global_rank(reshard->group, reshard->root), reshard->group,
+                              NULL));
+    return td__mirror_lay_out(reshard->fsdp, reshard->old_places, reshard->former,
+                              reshard->old_shards, &reshard->before);
+}
+
+/* Which copies each rank can read. */
+static td_status share_table(struct reshard *reshard)
+{
     size_t each = (size_t)reshard->former * TD__MIRROR_SLOTS;
-    reshard->table = calloc((size_t)size * each, sizeof *reshard->table);
+    reshard->table = calloc((size_t)reshard->group->size * each, sizeof *reshard->table);
+    reshard->readers = calloc((size_t)reshard->former, sizeof *reshard->readers);
     int64_t *own = calloc(each, sizeof *own);
-    if (!reshard->table || !own)
+    td_status status = TD_OK;
+    if (!reshard->table || !reshard->readers || !own)
         status = td__fail_nomem("td_fsdp");
     for (int old = 0; own && reshard->mirror && old < reshard->former; old++)
         for (int s = 0; s < TD__MIRROR_SLOTS; s++)
@@ -104,7 +119,77 @@ static td_status share_table(struct reshard *reshard)
     return status;
 }
 
-/* The newest state that is whole for every old rank, for survivors in their own mirrors. */
+/* ---- Which state, and who has it ----------------------------------------------------------------------------- */
+
+static bool serves(const struct reshard *reshard, int rank, int old)
+{
+    const int64_t *slots =
+        &reshard->table[((int64_t)rank * reshard->former + old) * TD__MIRROR_SLOTS];
+    return slots[0] == reshard->version || slots[1] == reshard->version;
+}
+
+static void find_readers(struct reshard *reshard)
+{
+    for (int old = 0; old < reshard->former; old++) {
+        reshard->readers[old] = -1;
+        for (int r = reshard->group->size - 1; r >= 0; r--)
+            if (serves(reshard, r, old))
+                reshard->readers[old] = r;
+    }
+}
+
+static bool has_element(const struct reshard *reshard, int old, int flat, int64_t element)
+{
+    int64_t first, count = td__mirror_range(&reshard->before, old, flat, &first);
+    return element >= first && element < first + count;
+}
+
+/* The old rank from whose copy a new one gets an element, and who reads it: itself, or the first that can; -1: nobody. */
+static int source(const struct reshard *reshard, int rank, int flat, int64_t element, int *reader)
+{
+    int found = -1;
+    for (int old = 0; old < reshard->former; old++) {
+        if (reshard->readers[old] < 0 || !has_element(reshard, old, flat, element))
+            continue;
+        if (serves(reshard, rank, old)) {
+            *reader = rank;
+            return old;
+        }
+        if (found < 0) {
+            found = old;
+            *reader = reshard->readers[old];
+        }
+    }
+    return found;
+}
+
+/* An old rank that had an element which nobody has; -1: there is none. */
+static int find_lost(const struct reshard *reshard)
+{
+    for (int f = 0; f < reshard->before.flat_count; f++)
+        for (int64_t at = 0, first; at < reshard->before.flats[f]->numel;) {
+            int reader, old = source(reshard, 0, f, at, &reader);
+            if (old < 0) {
+                for (old = 0; !has_element(reshard, old, f, at);)
+                    old++;
+                return old;
+            }
+            at = td__mirror_range(&reshard->before, old, f, &first);
+            at += first;
+        }
+    return -1;
+}
+
+/* Survivors go back from their own copies: what is beside the shards is in no other. */
+static bool survivors_have(const struct reshard *reshard)
+{
+    for (int r = 0; r < reshard->group->size; r++)
+        if (reshard->names[r] >= 0 && !serves(reshard, r, reshard->names[r]))
+            return false;
+    return true;
+}
+
+/* The newest state that is whole. */
 static td_status choose(struct reshard *reshard)
 {
     int64_t best = 0;
@@ -112,15 +197,17 @@ static td_status choose(struct reshard *reshard)
     size_t count = (size_t)reshard->group->size * (size_t)reshard->former * TD__MIRROR_SLOTS;
     for (size_t i = 0; i < count; i++) {
         reshard->version = reshard->table[i];
-        if (reshard->version <= best)
+        if (reshard->version <= best || !survivors_have(reshard))
             continue;
-        int missing = first_lost(reshard);
+        find_readers(reshard);
+        int missing = find_lost(reshard);
         if (missing < 0)
             best = reshard->version;
         else
             lost = missing;
     }
     reshard->version = best;
+    find_readers(reshard);
     return best ? TD_OK
                 : td_fail(
                       TD_ERR_PEER,
@@ -165,35 +252,43 @@ struct piece {
 
 struct cursor {
     int rank, from; /* the new ranks that get it, and have it */
-    int old, flat, plane;
+    int flat, plane;
+    int64_t done; /* elements of the flat */
 };
 
-static bool cut_piece(const struct reshard *reshard, const struct cursor *at, struct piece *piece)
+/* The next range of the cursor's flat, whoever has it, of which *reader reads a copy. */
+static bool cut_piece(const struct reshard *reshard, const struct cursor *at, struct piece *piece,
+                      int *reader)
 {
-    const int64_t *before = reshard->before.cuts[at->flat] + at->old;
-    const int64_t *after = reshard->after.cuts[at->flat] + at->rank;
-    int64_t first = before[0] > after[0] ? before[0] : after[0];
-    int64_t end = before[1] < after[1] ? before[1] : after[1];
-    *piece = (struct piece){
-        .old = at->old, .plane = at->plane, .flat = at->flat, .first = first, .count = end - first};
-    piece->bytes = end > first ? (size_t)piece->count *
-                                     td_dtype_size(reshard->before.flats[at->flat]->dtype)
-                               : 0;
-    return end > first;
+    int64_t first, left = td__mirror_range(&reshard->after, at->rank, at->flat, &first) - at->done;
+    if (left <= 0)
+        return false;
+    first += at->done;
+    int old = source(reshard, at->rank, at->flat, first, reader);
+    int64_t begin, has = td__mirror_range(&reshard->before, old, at->flat, &begin);
+    has += begin - first;
+    *piece = (struct piece){.old = old,
+                            .plane = at->plane,
+                            .flat = at->flat,
+                            .first = first,
+                            .count = has < left ? has : left};
+    piece->bytes = (size_t)piece->count * td_dtype_size(reshard->before.flats[at->flat]->dtype);
+    return true;
 }
 
 /* The next piece that goes from one new rank to another, in an order that both know. */
 static bool next_piece(const struct reshard *reshard, struct cursor *at, struct piece *piece)
 {
-    for (; at->old < reshard->former; at->old++, at->flat = 0) {
-        if (source(reshard, at->rank, at->old) != at->from)
-            continue;
-        for (; at->flat < reshard->before.flat_count; at->flat++, at->plane = 0) {
-            int planes = td__mirror_planes(reshard->before.flats[at->flat], reshard->planes);
-            if (at->plane < planes && cut_piece(reshard, at, piece)) {
+    int reader;
+    for (; at->flat < reshard->before.flat_count; at->flat++, at->done = 0) {
+        int planes = td__mirror_planes(reshard->before.flats[at->flat], reshard->planes);
+        while (cut_piece(reshard, at, piece, &reader)) {
+            if (reader == at->from && at->plane < planes) {
                 at->plane++;
                 return true;
             }
+            at->done += piece->count;
+            at->plane = 0;
         }
     }
     return false;
@@ -213,23 +308,26 @@ static size_t bytes_between(const struct reshard *reshard, int rank, int from)
 static const char *place_of(const struct reshard *reshard, const struct piece *piece)
 {
     const struct td__mirror_layout *before = &reshard->before;
-    int64_t within = piece->first - before->cuts[piece->flat][piece->old];
+    int64_t first;
+    td__mirror_range(before, piece->old, piece->flat, &first);
     return td__mirror_slot(reshard->mirror, piece->old, slot_for(reshard, piece->old)) +
            td__mirror_offset(before, piece->old, piece->plane, piece->flat) +
-           (size_t)within * td_dtype_size(before->flats[piece->flat]->dtype);
+           (size_t)(piece->first - first) * td_dtype_size(before->flats[piece->flat]->dtype);
 }
 
-static struct td__parameter *parameter_of(const td_optimizer *optimizer, const td_tensor *tensor)
+/* To elements of a storage, of any device. */
+static td_status put_elements(struct td__storage *storage, int64_t first, int64_t count,
+                              td_dtype dtype, const char *data)
 {
-    for (int i = 0; i < optimizer->count; i++)
-        if (optimizer->parameters[i].tensor == tensor)
-            return &optimizer->parameters[i];
-    return NULL;
+    int64_t width = (int64_t)td_dtype_size(dtype);
+    struct td__place to = td__storage_place(storage, first * width);
+    struct td__place from = {.device = td__host_device(), .data = (void *)data};
+    return td__copy_between("td_fsdp", &to, &from, (size_t)(count * width), false);
 }
 
 /* The parts of a piece that parameters have go to their buffers; padding has none. */
-static void put_in_buffers(const struct reshard *reshard, const struct piece *piece,
-                           const char *data)
+static td_status put_in_buffers(const struct reshard *reshard, const struct piece *piece,
+                                const char *data)
 {
     struct td__fsdp_flat *flat = reshard->after.flats[piece->flat];
     size_t width = td_dtype_size(flat->dtype);
@@ -240,34 +338,33 @@ static void put_in_buffers(const struct reshard *reshard, const struct piece *pi
         int64_t last = piece->first + piece->count < end ? piece->first + piece->count : end;
         if (last <= first)
             continue;
-        td_tensor *buffer =
-            parameter_of(reshard->optimizer, param->tensor)->buffers[piece->plane - 1];
-        memcpy((char *)td_tensor_data(buffer) + (size_t)(first - begin) * width,
-               data + (size_t)(first - piece->first) * width, (size_t)(last - first) * width);
+        const td_tensor *buffer =
+            td__mirror_parameter(reshard->optimizer, param->tensor)->buffers[piece->plane - 1];
+        TD_TRY(put_elements(buffer->storage, buffer->offset + first - begin, last - first,
+                            flat->dtype, data + (size_t)(first - piece->first) * width));
     }
+    return TD_OK;
 }
 
-static void put(const struct reshard *reshard, const struct piece *piece, const char *data)
+static td_status put(const struct reshard *reshard, const struct piece *piece, const char *data)
 {
     struct td__fsdp_flat *flat = reshard->after.flats[piece->flat];
-    if (piece->plane) {
-        put_in_buffers(reshard, piece, data);
-        return;
-    }
-    int64_t within = piece->first - flat->cuts[flat->unit->ranks->rank];
-    memcpy((char *)flat->shard->data + (size_t)within * td_dtype_size(flat->dtype), data,
-           piece->bytes);
+    if (piece->plane)
+        return put_in_buffers(reshard, piece, data);
+    return put_elements(flat->shard, piece->first - flat->cuts[flat->unit->ranks->rank],
+                        piece->count, flat->dtype, data);
 }
 
 /* What comes from a rank, in `data`; from this one, out of its mirrors. */
-static void put_all(const struct reshard *reshard, int from, const char *data)
+static td_status put_all(const struct reshard *reshard, int from, const char *data)
 {
     struct cursor at = {.rank = reshard->group->rank, .from = from};
     struct piece piece;
     while (next_piece(reshard, &at, &piece)) {
-        put(reshard, &piece, from == at.rank ? place_of(reshard, &piece) : data);
+        TD_TRY(put(reshard, &piece, from == at.rank ? place_of(reshard, &piece) : data));
         data += from == at.rank ? 0 : piece.bytes;
     }
+    return TD_OK;
 }
 
 static char *pack_for(const struct reshard *reshard, int rank, char *data)
@@ -299,7 +396,7 @@ static td_status send_pieces(const struct reshard *reshard)
         status = td_group_all_to_all_v(received, sent, from, to, TD_U8, reshard->group, NULL);
     const char *at = received;
     for (int r = 0; r < size && !status; at += from[r], r++)
-        put_all(reshard, r, at);
+        status = put_all(reshard, r, at);
     free(received);
     free(sent);
     free(from);
@@ -344,11 +441,27 @@ static void forget_ranks(const td_optimizer *optimizer)
         }
 }
 
+/* The shards of the new ranks. */
+static td_status lay_out_new(struct reshard *reshard)
+{
+    struct td__fsdp_ranks *ranks = reshard->fsdp->units[0]->ranks;
+    int size = reshard->group->size;
+    TD_TRY(td__fsdp_find_places(ranks));
+    const int32_t(*places)[2] = (const void *)ranks->places;
+    reshard->new_places = calloc((size_t)size, sizeof *reshard->new_places);
+    if (!reshard->new_places)
+        return td__fail_nomem("td_fsdp");
+    for (int r = 0; r < size; r++)
+        reshard->new_places[r] = (struct td__mirror_place){.shard = places[r][0], .parts = 1};
+    return td__mirror_lay_out(reshard->fsdp, reshard->new_places, size, ranks->size,
+                              &reshard->after);
+}
+
 static td_status restore(struct reshard *reshard)
 {
     forget_ranks(reshard->optimizer);
     TD_TRY(td__fsdp_remake(reshard->fsdp, reshard->group));
-    TD_TRY(td__mirror_lay_out(reshard->fsdp, reshard->group->size, &reshard->after));
+    TD_TRY(lay_out_new(reshard));
     TD_TRY(remake_buffers(reshard));
     TD_TRY(send_pieces(reshard));
     for (int i = 0; i < reshard->after.flat_count; i++) {
@@ -392,11 +505,13 @@ td_status td__fsdp_reshard(td_module *module, td_optimizer *optimizer, td_group 
     td__error_save(&before);
     if (mirror && td__mirror_wait(mirror)) /* the copy of the ranks that are left, or none */
         td__error_undo(&before);
-    td_status status = share_table(&reshard);
+    td_status status = share_names(&reshard);
+    if (!status)
+        status = share_places(&reshard);
+    if (!status)
+        status = share_table(&reshard);
     if (!status)
         status = choose(&reshard);
-    if (!status)
-        status = td__mirror_lay_out(reshard.fsdp, reshard.former, &reshard.before);
     if (!status)
         status = share_rest(&reshard);
     if (!status)
@@ -406,6 +521,10 @@ td_status td__fsdp_reshard(td_module *module, td_optimizer *optimizer, td_group 
     td__mirror_layout_free(&reshard.before);
     td__mirror_layout_free(&reshard.after);
     td_bytes_free(&reshard.rest);
+    free(reshard.old_places);
+    free(reshard.new_places);
+    free(reshard.names);
+    free(reshard.readers);
     free(reshard.table);
     return status;
 }

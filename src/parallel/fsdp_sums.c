@@ -7,10 +7,7 @@
 
 #include <stdlib.h>
 
-enum {
-    MOST_SUMS = 22,
-    PART = 16
-}; /* bits of TD__MAX_SLICES and one more; elements that parts are multiples of */
+enum { MOST_SUMS = 22 }; /* bits of TD__MAX_SLICES and one more */
 
 struct td__flat_sums {
     /* The complete nodes so far, in order; f32 for halves. */
@@ -64,8 +61,7 @@ static int replicas_of(const struct td__fsdp_flat *flat)
 static int64_t cut(const struct td__fsdp_flat *flat, int shard, int replica)
 {
     int64_t first = flat->cuts[shard], count = flat->cuts[shard + 1] - first;
-    int replicas = replicas_of(flat);
-    return first + (replica == replicas ? count : count / replicas * replica / PART * PART);
+    return first + td__part_begin(count, replica, replicas_of(flat));
 }
 
 static int64_t chunk(const struct td__fsdp_flat *flat, int rank, int64_t *first)

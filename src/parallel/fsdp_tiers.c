@@ -63,6 +63,7 @@ static td_status place(struct td__fsdp_flat *flat, struct td__tiers *tiers)
 td_status td__offload_place(struct td__fsdp_flat *flat, struct td__tiers *tiers)
 {
     flat->home = flat->device;
+    flat->in_file = false;
     td_status status = TD_OK;
     if (tiers->options->enabled)
         status = place(flat, tiers);
