@@ -363,6 +363,8 @@ td_status td__fsdp_remake(struct td__fsdp *fsdp, td_group *group)
     TD_TRY(remake_ranks(&fsdp->options, &ranks));
     for (int u = 0; u < fsdp->count; u++)
         end_unit(fsdp->units[u], ranks);
+    td__offloader_free(fsdp->offloader); /* its staging has the size of the former shards */
+    fsdp->offloader = NULL;
     fsdp->reduction_count = fsdp->order_count = fsdp->at = fsdp->back = fsdp->depth = 0;
     fsdp->ran_count = 0;
     fsdp->sequence = 0;
