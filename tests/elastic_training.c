@@ -96,13 +96,16 @@ struct elastic_outcome train(const struct elastic_plan *plan, td_group *group)
     options.clip_norm = 0.7;
     options.bucket_cap_mb = 0.005;
     td_elastic *elastic = td_elastic_create(&options);
-    CHECK(elastic != NULL);
+    if (!elastic)
+        FAIL("%s", td_last_error());
     struct elastic_outcome outcome = {0};
     int64_t steps = plan->steps ? plan->steps : STEPS;
     td_elastic_slice_fn slice = plan->slice ? plan->slice : pass;
     if (plan->twice)
         CHECK_OK(td_elastic_run(elastic, steps / 2, slice, (void *)plan));
     outcome.status = td_elastic_run(elastic, steps, slice, (void *)plan);
+    if (!outcome.status && options.fsdp) /* the first rank has written the last step's record */
+        CHECK_OK(td_group_barrier(td_elastic_group(elastic), NULL));
     outcome.ranks = td_elastic_world(elastic);
     CHECK_OK(td_elastic_get_stats(elastic, &outcome.stats));
     outcome.loss = outcome.stats.loss;

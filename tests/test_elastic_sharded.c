@@ -1,5 +1,5 @@
 /* Elastic training of sharded models: the weights of td_ddp() on one rank, whoever dies. */
-#include "elastic_training.h"
+#include "elastic_shards.h"
 #include "runner.h"
 #include "ways.h"
 
@@ -18,53 +18,25 @@ static const struct way two_hosts = {.hosts = "aabb"}, three_hosts = {.hosts = "
 
 /* ---- Nobody dies --------------------------------------------------------------------------------------------------- */
 
-static void same_on_all_sizes(const td_fsdp_options *options)
-{
-    static const int sizes[] = {1, 2, 3, 4};
-    struct elastic_outcome alone = train_alone(&(struct elastic_plan){0});
-    for (int i = 0; i < 4; i++) {
-        int ranks[4] = {0, 1, 2, 3};
-        td_group *group;
-        CHECK_OK(td_new_group(ranks, sizes[i], NULL, &group));
-        if (td_test_rank() < sizes[i]) {
-            struct elastic_plan plan = {.options = {.fsdp = options}, .twice = i % 2};
-            plan.seed = td_test_rank() ? 31 : 5; /* the weights of the first rank count */
-            struct elastic_outcome outcome = train(&plan, group);
-            CHECK_OK(outcome.status);
-            CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
-            CHECK(outcome.stats.steps == STEPS && outcome.stats.deaths == 0);
-            CHECK(outcome.ranks == sizes[i] && outcome.stats.joined == 0);
-        }
-        CHECK_OK(td_group_destroy(group));
-    }
-}
-
 RANKS(undisturbed, .ranks = 4, .deadline_s = 60)
 {
     CHECK_OK(td_init_process_group(NULL));
-    same_on_all_sizes(&shared);
-    same_on_all_sizes(&kept);
+    same_on_all_sizes(&(struct elastic_plan){.options.fsdp = &shared});
+    same_on_all_sizes(&(struct elastic_plan){.options.fsdp = &kept});
     CHECK_OK(td_destroy_process_group());
 }
 
 RANKS(undisturbed_over_tcp, .ranks = 4, .deadline_s = 60)
 {
     open_world(&tcp, 0);
-    same_on_all_sizes(&apart);
+    same_on_all_sizes(&(struct elastic_plan){.options.fsdp = &apart});
     CHECK_OK(td_destroy_process_group());
 }
 
 /* ---- Ranks die ----------------------------------------------------------------------------------------------------- */
 
 #define DIES(id, count, hosts_of, how, ...)                                                        \
-    RANKS(id, .ranks = count, .may_die = 0xf, .deadline_s = 30)                                    \
-    {                                                                                              \
-        static const struct death who[] = {__VA_ARGS__};                                           \
-        open_world(hosts_of, 0);                                                                   \
-        survive_with_record(&(struct elastic_plan){.options.fsdp = how}, who,                      \
-                            sizeof who / sizeof *who);                                             \
-        CHECK_OK(td_destroy_process_group());                                                      \
-    }
+    DIES_IN(id, count, hosts_of, ((struct elastic_plan){.options.fsdp = how}), __VA_ARGS__)
 
 DIES(dies_in_forward, 4, &shm, &shared, {2, "slice", 4, 0})
 DIES(dies_in_first_step, 4, &shm, &kept, {0, "fetch", 0, 0})
@@ -117,85 +89,32 @@ RANKS(goes_back, .ranks = 3)
 
 /* ---- Others come --------------------------------------------------------------------------------------------------- */
 
-static int founders;
-static bool newcomers_die;
-
-/* The first rank waits in step 4 until it has seen a newcomer, and in each of the next ones until all are there. */
-static td_status await_newcomers(const char *moment, td_elastic *elastic)
-{
-    bool waits = td_elastic_rank(elastic) == 0 && td__elastic_committed(elastic) >= 4 &&
-                 td__elastic_committed(elastic) < STEPS - 2 && !strcmp(moment, "fetch");
-    int64_t gone = newcomers_die ? elastic->stats.deaths : 0;
-    if (waits && !elastic->options.group &&
-        elastic->stats.joined + gone + founders < td_test_size())
-        CHECK_SOON(atomic_load(&elastic->newcomers_wait));
-    return die(moment, elastic);
-}
-
-/* Ranks of the test from `founders` on join the others. */
-static void join(const struct way *way, int first, const td_fsdp_options *options,
-                 const struct death *who, int count, int left)
-{
-    bool joins = td_test_rank() >= first;
-    char size[8];
-    take_way(way);
-    founders = first;
-    newcomers_die = count && who[0].rank >= first;
-    snprintf(size, sizeof size, "%d", first);
-    if (joins) {
-        setenv("TANDEM_JOIN", "1", 1);
-        unsetenv("RANK"), unsetenv("LOCAL_RANK"), unsetenv("WORLD_SIZE");
-        unsetenv("LOCAL_WORLD_SIZE");
-    } else {
-        setenv("WORLD_SIZE", size, 1);
-        setenv("LOCAL_WORLD_SIZE", size, 1);
-    }
-    CHECK_OK(td_init_process_group(NULL));
-    struct elastic_outcome alone = joins ? (struct elastic_outcome){0}
-                                         : train_alone(&(struct elastic_plan){0});
-    deaths = who;
-    death_count = count;
-    td__elastic_probe = await_newcomers;
-    struct elastic_plan plan = {.seed = joins ? 31 : 5, .options.fsdp = options};
-    struct elastic_outcome outcome = train(&plan, NULL);
-    td__elastic_probe = NULL;
-    CHECK_OK(outcome.status);
-    if (joins) {
-        CHECK(outcome.stats.steps < STEPS && outcome.stats.steps > 0);
-        CHECK(outcome.stats.catch_up_ms > 0);
-        alone = train_alone(&(struct elastic_plan){0});
-    }
-    CHECK(outcome.weights == alone.weights && outcome.loss == alone.loss);
-    CHECK_EQ(outcome.ranks, left);
-    CHECK_OK(td_destroy_process_group());
-}
-
 RANKS(grows, .ranks = 4, .deadline_s = 60)
 {
-    join(&shm, 2, &shared, NULL, 0, 4);
+    join_training(&shm, 2, &(struct elastic_plan){.options.fsdp = &shared}, NULL, 0, 4);
 }
 
 RANKS(grows_over_tcp, .ranks = 4, .deadline_s = 60)
 {
-    join(&tcp, 2, &apart, NULL, 0, 4);
+    join_training(&tcp, 2, &(struct elastic_plan){.options.fsdp = &apart}, NULL, 0, 4);
 }
 
 RANKS(replaces, .ranks = 4, .may_die = 2, .deadline_s = 60)
 {
     static const struct death who[] = {{1, "slice", 2, 0}};
-    join(&shm, 3, &shared, who, 1, 3);
+    join_training(&shm, 3, &(struct elastic_plan){.options.fsdp = &shared}, who, 1, 3);
 }
 
 RANKS(newcomer_dies, .ranks = 4, .may_die = 8, .deadline_s = 60)
 {
     static const struct death who[] = {{3, "divided", 0, 0}};
-    join(&shm, 3, &shared, who, 1, 3);
+    join_training(&shm, 3, &(struct elastic_plan){.options.fsdp = &shared}, who, 1, 3);
 }
 
 RANKS(member_dies_for_newcomer, .ranks = 4, .may_die = 1, .deadline_s = 60)
 {
     static const struct death who[] = {{0, "divided", -1, 0}};
-    join(&shm, 3, &shared, who, 1, 3);
+    join_training(&shm, 3, &(struct elastic_plan){.options.fsdp = &shared}, who, 1, 3);
 }
 
 /* ---- What cannot be restored --------------------------------------------------------------------------------------- */
@@ -294,9 +213,7 @@ TEST(options)
         }                                                                                          \
     }
     refuse(WITH(.slices = 4), TD_ERR_INVALID, "fsdp.slices");
-    refuse(WITH(.strategy = TD_HYBRID_SHARD), TD_ERR_UNSUPPORTED, "fsdp.strategy is 3");
-    refuse(WITH(.strategy = TD_NO_SHARD), TD_ERR_UNSUPPORTED, "what `fsdp` NULL is for");
-    refuse(WITH(.offload.enabled = true), TD_ERR_UNSUPPORTED, "fsdp.offload");
+    refuse(WITH(.strategy = (td_fsdp_strategy)7), TD_ERR_INVALID, "there is no strategy 7");
     refuse(WITH(.min_parameters = 400), TD_ERR_INVALID, "does not have the parameter");
     td_elastic_options options = WITH(0);
     options.training.optimizer = NULL;
@@ -347,52 +264,22 @@ RANKS(dies_after_training, .ranks = 3, .may_die = 2)
 
 /* ---- At random ----------------------------------------------------------------------------------------------------- */
 
-static void random_deaths(const struct way *way, const td_fsdp_options *options, bool hosts)
-{
-    char path[300];
-    struct death who[3];
-    const char *seed = getenv("TD_TEST_ELASTIC_SEED");
-    int count = draw_deaths(seed ? (unsigned)atoi(seed) : 1, who);
-    open_world(way, 0);
-    struct elastic_plan plan = {.options.fsdp = options};
-    snprintf(path, sizeof path, "%s/checkpoints", td_test_temp_dir());
-    if (hosts) { /* a rank and the one that keeps its copies may die at once */
-        plan.options.checkpoint = path;
-        plan.options.checkpoint_every = 1;
-    }
-    if (survive_with_record(&plan, who, count).status)
-        CHECK_CONTAINS(td_last_error(), "there is no checkpoint to go on from");
-    else
-        CHECK_OK(td_destroy_process_group());
-}
-
 RANKS(dies_at_random, .ranks = 4, .may_die = 0xf, .deadline_s = 30)
 {
-    random_deaths(&shm, &shared, false);
+    random_deaths(&shm, &(struct elastic_plan){.options.fsdp = &shared}, false);
 }
 
 RANKS(dies_at_random_kept, .ranks = 4, .may_die = 0xf, .deadline_s = 30)
 {
-    random_deaths(&shm, &kept, false);
+    random_deaths(&shm, &(struct elastic_plan){.options.fsdp = &kept}, false);
 }
 
 RANKS(dies_at_random_over_tcp, .ranks = 4, .may_die = 0xf, .deadline_s = 30)
 {
-    random_deaths(&tcp, &apart, true);
+    random_deaths(&tcp, &(struct elastic_plan){.options.fsdp = &apart}, true);
 }
 
-/* These over and over, with other deaths each time; a failure names the number of its deaths. */
 TEST(many_deaths, .deadline_s = 60)
 {
-    int rounds = td_test_is_long() ? 100 : 3;
-    for (int round = 1; round <= rounds; round++) {
-        char seed[16];
-        snprintf(seed, sizeof seed, "%d", 300 + round);
-        setenv("TD_TEST_ELASTIC_SEED", seed, 1);
-        struct td_test_child child = td_test_exec(
-            (const char *[]){td_test_program(), "dies_at_random*", NULL});
-        if (child.status)
-            FAIL("TD_TEST_ELASTIC_SEED=%s: %s", seed, child.output);
-        free(child.output);
-    }
+    die_at_random_many_times(3);
 }

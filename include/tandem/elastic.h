@@ -103,8 +103,9 @@ typedef struct td_elastic_options {
     /* Instead of a model; it is copied. Then `update` is required. */
     const td_elastic_memory *memory;
     /* Of a model whose shards the ranks divide among them, as td_fsdp() does, which td_elastic_create() calls; NULL: every rank
-     * has the whole model. `group` and `slices` of it must be 0. TD_FULL_SHARD and TD_SHARD_GRAD_OP, on the host, without
-     * offload; the training needs an optimizer, made before, of the module. What it points to need not outlive the call. */
+     * has the whole model. `group` and `slices` of it must be 0. Where the hosts have uneven numbers of ranks, TD_HYBRID_SHARD is as
+     * TD_FULL_SHARD, until they are even again. The training needs an optimizer, made before, of the module. What it points to
+     * need not outlive the call. */
     const td_fsdp_options *fsdp;
     /* Instead of the steps of scaler, optimizer and schedule, when the gradients are the averages over all slices: the same
      * deterministic change on every rank, all or nothing. NULL: those steps. */

@@ -326,6 +326,7 @@ void td_elastic_destroy(td_elastic *elastic)
     free(elastic->lost_hosts);
     free(elastic->active_ranks);
     free(elastic->paces);
+    free(elastic->part_keys);
     free(elastic->losses);
     free(elastic);
     td__error_undo(&error);

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { TD__ELASTIC_MOST_SLICES = 4096 };
+enum { TD__ELASTIC_MOST_SLICES = 4096, TD__ELASTIC_PARTS = 2 };
 
 /* ---- What is trained: a replica (elastic_module.c, elastic_memory.c), or shards (elastic_sharded.c) ------------- */
 
@@ -106,6 +106,8 @@ td_status td__elastic_update(td_elastic *elastic, const td_training *parts, td_m
 /** What the program trains beside the model and the optimizer. */
 td_status td__elastic_load_schedule(const td_training *parts, const td_state *rest);
 td_status td__elastic_add_schedule(const td_training *parts, td_state *rest);
+/** A number of the options that decide on the division, and on the bits. */
+uint64_t td__sharded_plan(const struct td__elastic_replica *replica);
 /** The model of shards; NULL: it is of another kind. */
 td_module *td__sharded_model(struct td__elastic_replica *replica);
 /** The model that slices call; NULL: none. */
@@ -152,6 +154,10 @@ struct td_elastic {
     int *ranks; /* of the world, those of `all` */
     bool *active_ranks;
     int size, rank, active_size, active_rank; /* the latter -1 in a newcomer */
+
+    /* Of each rank of `all`: keys of groups of some of the ranks in which it calls, too, in each step as often as the others in
+     * theirs; 0: none. */
+    uint64_t (*part_keys)[TD__ELASTIC_PARTS];
 
     int slices;
     atomic_llong committed; /* steps that are in the state of this rank */

@@ -38,17 +38,22 @@ static td_status list_members(td_elastic *elastic, td_group *group)
     int *ranks = malloc((size_t)size * sizeof *ranks);
     bool *active = calloc((size_t)size, sizeof *active);
     struct td__pace *paces = calloc((size_t)size, sizeof *paces);
-    td_status status = ranks && active && paces ? td_get_process_group_ranks(group, ranks)
-                                                : td__fail_nomem("td_elastic");
+    uint64_t(*part_keys)[TD__ELASTIC_PARTS] = calloc((size_t)size, sizeof *part_keys);
+    td_status status = ranks && active && paces && part_keys
+                           ? td_get_process_group_ranks(group, ranks)
+                           : td__fail_nomem("td_elastic");
     if (status) {
         free(ranks);
         free(active);
         free(paces);
+        free(part_keys);
         return status;
     }
     free(elastic->ranks);
     free(elastic->active_ranks);
     free(elastic->paces);
+    free(elastic->part_keys);
+    elastic->part_keys = part_keys; /* set when the model is divided */
     elastic->ranks = ranks;
     elastic->active_ranks = active;
     elastic->paces = paces;
@@ -121,7 +126,8 @@ static uint64_t hash_plan(const td_elastic *elastic)
                          options->mismatch,
                          options->straggler,
                          options->fsdp != NULL};
-    return td__bit_hash(numbers, sizeof numbers, 0) ^
+    uint64_t divided = td__elastic_is_divided(elastic) ? td__sharded_plan(elastic->replica) : 0;
+    return td__bit_hash(numbers, sizeof numbers, divided) ^
            td__bit_hash(&options->straggler_factor, sizeof(double), 1) ^
            td__bit_hash(&options->clip_norm, sizeof(double), 2);
 }
@@ -173,7 +179,8 @@ static td_status check_same(const td_elastic *elastic, const struct standing *ow
             TD_ERR_MISMATCH,
             "td_elastic_run: this rank has other options than rank %d: seed, slice_size, "
             "the size of the dataset, no_shuffle, drop_last, check_every, the policies, "
-            "straggler_factor, clip_norm and whether `fsdp` is set must be the same",
+            "straggler_factor, clip_norm, and of `fsdp` whether it is set, strategy, shard_size "
+            "and mixed precision must be the same",
             rank);
     if (elastic->options.slices && own->slices != best->slices)
         return td_fail(TD_ERR_MISMATCH, "td_elastic_run: this rank has %d slices, rank %d has %d",

@@ -15,7 +15,8 @@
  *     next      made by restore(); becomes `mirror` when all have it. A rank that has not learned that is told by the others,
  *               whose `generation` is that of its `next`
  *
- * In the beginning each rank has a whole model, in a group of its own, with a mirror: all divide that of the first rank. */
+ * In the beginning each rank has a whole model, in a group of its own, with a mirror: all divide that of the first rank. It is on
+ * the host then, also where shards are to be on an accelerator, which would have less room for it. */
 #include "base/fail.h"
 #include "elastic/elastic_internal.h"
 #include "group/process_group.h"
@@ -41,6 +42,7 @@ struct sharded_replica {
     struct td__elastic_replica base;
     td_training parts;
     td_module *model; /* of td_fsdp() */
+    char *directory;  /* of the shards in files; NULL: there are none */
     td_group *alone;  /* of this rank, for which it was made */
     struct td__buffer shape;
     struct td__mirror *mirror, *next;
@@ -63,9 +65,21 @@ static td_status sharded_bind(struct td__elastic_replica *base, td_group *group,
     return TD_OK;
 }
 
-static td_status sharded_compute(struct td__elastic_replica *base, td_elastic *elastic)
+/* A failure of a group that has some of the ranks only is one of the training's, and so the others learn of it. */
+static td_status spread(struct sharded_replica *replica, td_elastic *elastic, td_status status)
 {
-    struct sharded_replica *replica = of(base);
+    struct td__error error;
+    if (!td__elastic_is_loss(status))
+        return status;
+    td__error_save(&error);
+    if (td__elastic_is_loss(td__fsdp_group_state(td__fsdp_of(replica->model))))
+        td_group_abort(elastic->all);
+    td__error_restore(&error);
+    return status;
+}
+
+static td_status compute_slices(struct sharded_replica *replica, td_elastic *elastic)
+{
     td_slices slices = td_slices_begin(replica->model, td__elastic_committed(elastic));
     td_status status = td_slices_status(&slices);
     for (int i = 0; i < slices.count && !status; i++) {
@@ -81,17 +95,27 @@ static td_status sharded_compute(struct td__elastic_replica *base, td_elastic *e
     return td_slices_status(&slices);
 }
 
+static td_status sharded_compute(struct td__elastic_replica *base, td_elastic *elastic)
+{
+    struct sharded_replica *replica = of(base);
+    td_status status = compute_slices(replica, elastic);
+    if (!status) /* what a device has been given is not the outcome yet */
+        status = td__fsdp_await(td__fsdp_of(replica->model));
+    return spread(replica, elastic, status);
+}
+
 /* What a step has left half done is dropped when the shards are made anew. */
 static td_status sharded_undo(struct td__elastic_replica *base)
 {
-    (void)base;
+    td__fsdp_abort(td__fsdp_of(of(base)->model));
     return TD_OK;
 }
 
 static td_status sharded_commit(struct td__elastic_replica *base, td_elastic *elastic)
 {
     struct sharded_replica *replica = of(base);
-    return td__elastic_update(elastic, &replica->parts, replica->model);
+    return spread(replica, elastic,
+                  td__elastic_update(elastic, &replica->parts, replica->model));
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
@@ -283,6 +307,16 @@ static void take_next(struct sharded_replica *replica)
     replica->alone = NULL;
 }
 
+/* All ranks have their part of the state, and know in which groups the others call. */
+static td_status meet(struct sharded_replica *replica, td_elastic *elastic)
+{
+    const struct td__fsdp_ranks *ranks = td__fsdp_of(replica->model)->units[0]->ranks;
+    uint64_t keys[TD__ELASTIC_PARTS] = {ranks->owns_shards ? ranks->shards->key : 0,
+                                        ranks->owns_replicas ? ranks->replicas->key : 0};
+    return td_group_all_gather(elastic->part_keys, keys, TD__ELASTIC_PARTS, TD_U64, elastic->all,
+                               NULL);
+}
+
 static td_status sharded_restore(struct td__elastic_replica *base, td_elastic *elastic,
                                  const struct td__elastic_source *source, int64_t *committed)
 {
@@ -298,7 +332,7 @@ static td_status sharded_restore(struct td__elastic_replica *base, td_elastic *e
     TD_TRY(keep_in(replica, replica->next, step));
     TD_TRY(td__mirror_wait(replica->next));
     td__elastic_at("divided", elastic);
-    TD_TRY(td_group_barrier(elastic->all, NULL));
+    TD_TRY(meet(replica, elastic));
     take_next(replica);
     *committed = step;
     return TD_OK;
@@ -335,6 +369,7 @@ static void sharded_free(struct td__elastic_replica *base)
     td_module_destroy(replica->model);
     td_group_destroy(replica->alone);
     td__buffer_free(&replica->shape);
+    free(replica->directory);
     for (int i = 0; i < KEPT_STATES; i++)
         td__buffer_free(&replica->rest[i].bytes);
     free(replica);
@@ -353,6 +388,15 @@ static const struct td__elastic_replica_ops sharded_ops = {
     .restore = sharded_restore,
     .generation = sharded_generation,
 };
+
+uint64_t td__sharded_plan(const struct td__elastic_replica *base)
+{
+    const struct sharded_replica *replica = (const struct sharded_replica *)base;
+    const td_fsdp_options *options = &td__fsdp_of(replica->model)->options;
+    int64_t numbers[] = {options->strategy, options->shard_size, options->mixed_precision,
+                         options->param_dtype, options->reduce_dtype};
+    return td__bit_hash(numbers, sizeof numbers, 0);
+}
 
 td_module *td__sharded_model(struct td__elastic_replica *replica)
 {
@@ -373,16 +417,6 @@ static td_status check_options(const td_elastic_options *options)
         return td_fail(TD_ERR_INVALID,
                        "%s: fsdp.group and fsdp.slices must be 0: those of the training count",
                        call);
-    if (fsdp->strategy != TD_FULL_SHARD && fsdp->strategy != TD_SHARD_GRAD_OP)
-        return td_fail(
-            TD_ERR_UNSUPPORTED,
-            "%s: fsdp.strategy is %d; TD_FULL_SHARD and TD_SHARD_GRAD_OP can go on when a "
-            "rank dies. Replicas, as with TD_NO_SHARD, are what `fsdp` NULL is for",
-            call, (int)fsdp->strategy);
-    if (fsdp->offload.enabled)
-        return td_fail(TD_ERR_UNSUPPORTED,
-                       "%s: with fsdp.offload, shards have no copies in the memory of other ranks",
-                       call);
     return TD_OK;
 }
 
@@ -391,12 +425,6 @@ static td_status describe(struct sharded_replica *replica)
     td_state *parameters = td_module_parameters(replica->parts.model);
     td_state *buffers = td_module_buffers(replica->parts.model);
     td_status status = parameters && buffers ? TD_OK : td__error_status();
-    for (int i = 0; !status && i < td_state_count(parameters); i++)
-        if (!td__on_host(td_state_tensor(parameters, i)))
-            status = td_fail(
-                TD_ERR_UNSUPPORTED,
-                "td_elastic_create: with `fsdp` the model must be on the host: shards on "
-                "accelerators have no copies in the memory of other ranks");
     if (!status) {
         td__put_state(&replica->shape, parameters);
         td__put_state(&replica->shape, buffers);
@@ -432,11 +460,20 @@ static td_status wrap(struct sharded_replica *replica, td_elastic *elastic)
         td_module_destroy(replica->parts.model);
         return status;
     }
+    td_fsdp_offload offload = options.offload;
+    if (offload.directory && !(replica->directory = strdup(offload.directory))) {
+        td_module_destroy(replica->parts.model);
+        return td__fail_nomem("td_elastic_create");
+    }
+    offload.directory = replica->directory; /* it is needed in each division */
     options.group = replica->alone;
     options.slices = elastic->slices;
+    options.offload.enabled = true;
+    options.offload.device_bytes = options.offload.host_bytes = 0;
     replica->model = td_fsdp(replica->parts.model, &options);
     if (!replica->model)
         return td__error_status();
+    td__fsdp_of(replica->model)->options.offload = offload;
     td__fsdp_of(replica->model)->slices->state.seed = elastic->options.seed;
     TD_TRY(describe_units(replica));
     return td__mirror_create(replica->model, replica->parts.optimizer, &replica->mirror);

@@ -9,7 +9,8 @@
  *                     Those with the fewest are excluded, if that is fewer than this rank's, which waits then: others may wait
  *                     in an earlier call than it. So nobody is if one does not answer, which may be the one that they wait
  *                     for: it is silent, or has ended or been excluded, and the step is about to fail. In td_group_shrink(),
- *                     those that have not called it are.
+ *                     those that have not called it are. Groups of some of the ranks count, too, or those that wait there for
+ *                     one which does not come would have as few.
  *
  * Time in which this thread did not run does not count, or a job that is suspended and goes on would take itself to pieces. */
 #include "base/fail.h"
@@ -47,6 +48,7 @@ struct td__elastic_watch {
     /* What the training's thread does. */
     int *ranks, size, self;
     uint64_t all_key, active_key; /* of the groups */
+    uint64_t (*part_keys)[TD__ELASTIC_PARTS];
     uint32_t attempt;             /* of td_group_shrink() */
     struct td__root *root;
     bool in_shrink;
@@ -97,7 +99,7 @@ static int64_t heartbeat(const struct td__elastic_watch *watch)
 /* A copy of what the training's thread does. */
 struct view {
     int ranks[TD__ELASTIC_MOST_SLICES], size, self;
-    uint64_t all_key, active_key;
+    uint64_t all_key, active_key, part_keys[TD__ELASTIC_MOST_SLICES][TD__ELASTIC_PARTS];
     uint32_t attempt;
     struct td__root *root;
     bool in_shrink;
@@ -108,6 +110,7 @@ static void look(struct td__elastic_watch *watch, struct view *view)
 {
     view->size = watch->size < TD__ELASTIC_MOST_SLICES ? watch->size : TD__ELASTIC_MOST_SLICES;
     memcpy(view->ranks, watch->ranks, (size_t)view->size * sizeof *view->ranks);
+    memcpy(view->part_keys, watch->part_keys, (size_t)view->size * sizeof *view->part_keys);
     view->self = watch->self;
     view->all_key = watch->all_key;
     view->active_key = watch->active_key;
@@ -173,28 +176,40 @@ static void beat(struct td__elastic_watch *watch, const struct view *view, int64
 
 /* ---- Steps that take too long ----------------------------------------------------------------------------------------- */
 
-/* How many collectives a rank has begun on the groups of the step. */
+/* The groups in which a rank calls in a step; 0: none. */
+enum { GROUPS = 2 + TD__ELASTIC_PARTS };
+
+static void list_groups(const struct view *view, int index, uint64_t keys[GROUPS])
+{
+    keys[0] = view->all_key;
+    keys[1] = view->active_key == view->all_key ? 0 : view->active_key;
+    memcpy(keys + 2, view->part_keys[index], sizeof view->part_keys[index]);
+}
+
+/* How many collectives a rank has begun on them. */
 static bool progress(const struct view *view, int index, uint64_t *begun)
 {
-    uint64_t more = 0;
-    if (!ask(view, index, TD__TOPIC_PROGRESS, view->all_key, 0, MOST_TICK_MS, begun, false))
-        return false;
-    if (view->active_key && view->active_key != view->all_key &&
-        !ask(view, index, TD__TOPIC_PROGRESS, view->active_key, 0, MOST_TICK_MS, &more, false))
-        return false;
-    *begun += more;
+    uint64_t keys[GROUPS], more = 0;
+    list_groups(view, index, keys);
+    *begun = 0;
+    for (int i = 0; i < GROUPS; i++, *begun += more, more = 0)
+        if (keys[i] &&
+            !ask(view, index, TD__TOPIC_PROGRESS, keys[i], 0, MOST_TICK_MS, &more, false))
+            return false;
     return true;
 }
 
 static uint64_t own_progress(const struct view *view)
 {
-    struct td__flight_last last;
-    td__recorder_last(view->root, view->all_key, &last);
-    uint64_t begun = last.started;
-    if (!view->active_key || view->active_key == view->all_key)
-        return begun;
-    td__recorder_last(view->root, view->active_key, &last);
-    return begun + last.started;
+    uint64_t keys[GROUPS], begun = 0;
+    list_groups(view, view->self, keys);
+    for (int i = 0; i < GROUPS; i++) {
+        struct td__flight_last last = {0};
+        if (keys[i])
+            td__recorder_last(view->root, keys[i], &last);
+        begun += last.started;
+    }
+    return begun;
 }
 
 /* 0: it is the one that the others wait for, if no other has less. */
@@ -328,10 +343,14 @@ void td__watch_now(td_elastic *elastic, bool in_shrink)
     if (!watch)
         return;
     pthread_mutex_lock(&watch->lock);
-    int *ranks = realloc(watch->ranks, (size_t)elastic->size * sizeof *ranks);
-    if (ranks) {
-        memcpy(ranks, elastic->ranks, (size_t)elastic->size * sizeof *ranks);
-        watch->ranks = ranks;
+    size_t size = (size_t)elastic->size;
+    int *ranks = realloc(watch->ranks, size * sizeof *ranks);
+    watch->ranks = ranks ? ranks : watch->ranks;
+    uint64_t(*part_keys)[TD__ELASTIC_PARTS] = realloc(watch->part_keys, size * sizeof *part_keys);
+    watch->part_keys = part_keys ? part_keys : watch->part_keys;
+    if (ranks && part_keys) {
+        memcpy(ranks, elastic->ranks, size * sizeof *ranks);
+        memcpy(part_keys, elastic->part_keys, size * sizeof *part_keys);
         watch->size = elastic->size;
     }
     watch->self = elastic->rank;
@@ -405,6 +424,7 @@ void td__watch_free(td_elastic *elastic)
     pthread_cond_destroy(&watch->changed);
     pthread_mutex_destroy(&watch->lock);
     free(watch->ranks);
+    free(watch->part_keys);
     free(watch);
     elastic->watch = NULL;
 }
