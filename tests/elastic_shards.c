@@ -109,18 +109,3 @@ void random_deaths(const struct way *way, const struct elastic_plan *given, bool
     else
         CHECK_OK(td_destroy_process_group());
 }
-
-void die_at_random_many_times(int rounds)
-{
-    rounds = td_test_is_long() ? 100 : rounds;
-    for (int round = 1; round <= rounds; round++) {
-        char seed[16];
-        snprintf(seed, sizeof seed, "%d", 300 + round);
-        setenv("TD_TEST_ELASTIC_SEED", seed, 1);
-        struct td_test_child child = td_test_exec(
-            (const char *[]){td_test_program(), "dies_at_random*", NULL});
-        if (child.status)
-            FAIL("TD_TEST_ELASTIC_SEED=%s: %s", seed, child.output);
-        free(child.output);
-    }
-}

@@ -16,10 +16,6 @@ void join_training(const struct way *way, int first, const struct elastic_plan *
  *  since copies may be lost. */
 void random_deaths(const struct way *way, const struct elastic_plan *plan, bool checkpoints);
 
-/** The tests dies_at_random* of this program, `rounds` times or many (--long), with other deaths each time; a failure names
- *  their seed. */
-void die_at_random_many_times(int rounds);
-
 /** A test in which some ranks die, and the others end with the bits of one process. */
 #define DIES_IN(id, count, hosts_of, plan, ...)                                                    \
     RANKS(id, .ranks = count, .may_die = 0x1f, .deadline_s = 30)                                   \

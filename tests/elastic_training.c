@@ -234,3 +234,18 @@ int draw_deaths(unsigned seed, struct death who[3])
             who[i].rank = (who[0].rank + i) % 4;
     return count;
 }
+
+void die_at_random_many_times(int rounds, int seed)
+{
+    rounds = td_test_is_long() ? 100 : rounds;
+    for (int round = 1; round <= rounds; round++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", seed + round);
+        setenv("TD_TEST_ELASTIC_SEED", text, 1);
+        struct td_test_child child = td_test_exec(
+            (const char *[]){td_test_program(), "dies_at_random*", NULL});
+        if (child.status)
+            FAIL("TD_TEST_ELASTIC_SEED=%s: %s", text, child.output);
+        free(child.output);
+    }
+}

@@ -64,5 +64,8 @@ struct elastic_outcome survive_with_record(const struct elastic_plan *plan, cons
                                            int count);
 /** 1 to 3 of 4 ranks, at random moments. Returns how many. */
 int draw_deaths(unsigned seed, struct death who[3]);
+/** The tests dies_at_random* of this program, `rounds` times or many (--long), with the seeds after `seed`; a failure names
+ *  its own. */
+void die_at_random_many_times(int rounds, int seed);
 
 #endif

@@ -629,18 +629,7 @@ RANKS(dies_at_random_over_tcp, .ranks = 4, .may_die = 0xf, .deadline_s = 30)
     random_deaths(&tcp, seed ? (unsigned)atoi(seed) : 2);
 }
 
-/* These two over and over, with other deaths each time; a failure names the number of its deaths. */
 TEST(many_deaths, .deadline_s = 60)
 {
-    int rounds = td_test_is_long() ? 100 : 4;
-    for (int round = 1; round <= rounds; round++) {
-        char seed[16];
-        snprintf(seed, sizeof seed, "%d", 100 + round);
-        setenv("TD_TEST_ELASTIC_SEED", seed, 1);
-        struct td_test_child child = td_test_exec(
-            (const char *[]){td_test_program(), "dies_at_random*", NULL});
-        if (child.status)
-            FAIL("TD_TEST_ELASTIC_SEED=%s: %s", seed, child.output);
-        free(child.output);
-    }
+    die_at_random_many_times(4, 100);
 }

@@ -124,5 +124,5 @@ RANKS(dies_at_random_on_hosts, .ranks = 4, .may_die = 0xf, .deadline_s = 30)
 
 TEST(many_deaths, .deadline_s = 60)
 {
-    die_at_random_many_times(0);
+    die_at_random_many_times(0, 300);
 }

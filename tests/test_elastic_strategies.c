@@ -210,5 +210,5 @@ RANKS(dies_at_random_whole, .ranks = 4, .may_die = 0xf, .deadline_s = 30)
 
 TEST(many_deaths, .deadline_s = 60)
 {
-    die_at_random_many_times(2);
+    die_at_random_many_times(2, 300);
 }
