@@ -4,6 +4,8 @@
  * memory and its context. */
 #include "cuda/cuda_device.h"
 
+#include "cuda/relaunch.h"
+
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -212,7 +214,7 @@ static td_status stream_create(void *self, int priority, void **stream)
     td_status status = td__cuda_enter(device);
     if (status)
         return status;
-    struct cuda_stream *made = malloc(sizeof *made);
+    struct cuda_stream *made = calloc(1, sizeof *made);
     if (!made)
         return td_fail(TD_ERR_NOMEM, "%s: out of memory", device->name);
     /* The driver's smaller numbers run first, and it limits them to what the device has. */
@@ -222,6 +224,8 @@ static td_status stream_create(void *self, int priority, void **stream)
         free(made);
         return fail(device, result, "creating a stream");
     }
+    if (!priority)
+        made->relaunches = td__cuda_relaunches_create();
     *stream = made;
     return TD_OK;
 }
@@ -231,6 +235,7 @@ static void stream_destroy(void *self, void *stream)
     const struct cuda_device *device = self;
     struct cuda_stream *old = stream;
     make_current(device);
+    td__cuda_relaunches_free(old->relaunches);
     td__cuda.cuStreamDestroy_v2(old->handle);
     free(old);
 }
@@ -423,6 +428,7 @@ static td_status capture_begin(void *self, void *stream)
         td__cuda.cuStreamBeginCapture_v2(((struct cuda_stream *)stream)->handle,
                                          CU_STREAM_CAPTURE_MODE_RELAXED),
         "beginning to capture a graph");
+    td__cuda_relaunch_pause();
     return TD_OK;
 }
 
@@ -434,6 +440,7 @@ static td_status capture_end(void *self, void *stream, void **graph)
     make_current(device);
     CUresult result = td__cuda.cuStreamEndCapture(((struct cuda_stream *)stream)->handle,
                                                   &recorded);
+    td__cuda_relaunch_resume();
     td_status status = result ? fail(device, result, "capturing a graph") : TD_OK;
     if (!status && graph) {
         result = td__cuda.cuGraphInstantiateWithFlags(&ready, recorded, 0);

@@ -20,6 +20,7 @@ struct cuda_device {
 /** The stream of a device; its first member is the driver's, as other plug-ins expect. */
 struct cuda_stream {
     CUstream handle;
+    struct cuda_relaunches *relaunches; /* NULL: none */
 };
 
 extern const td_device_ops td__cuda_ops;

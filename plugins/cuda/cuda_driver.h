@@ -50,6 +50,9 @@
     F(cuLaunchKernel)                                                                              \
     F(cuStreamBeginCapture_v2)                                                                     \
     F(cuStreamEndCapture)                                                                          \
+    F(cuGraphCreate)                                                                               \
+    F(cuGraphAddKernelNode_v2)                                                                     \
+    F(cuGraphExecKernelNodeSetParams_v2)                                                           \
     F(cuGraphInstantiateWithFlags)                                                                 \
     F(cuGraphLaunch)                                                                               \
     F(cuGraphExecDestroy)                                                                          \

@@ -1,6 +1,8 @@
 /* Launching kernels; see cuda_launch.h. */
 #include "cuda/cuda_launch.h"
 
+#include "cuda/relaunch.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,10 +94,14 @@ struct cuda_device *td__cuda_device_of(const td_tensor *tensor)
     return td_device_self(td_tensor_device(tensor));
 }
 
+static struct cuda_stream *current_stream(const td_tensor *tensor)
+{
+    return td_stream_self(td_current_stream(td_tensor_device(tensor)));
+}
+
 CUstream td__cuda_stream_of(const td_tensor *tensor)
 {
-    struct cuda_stream *stream = td_stream_self(td_current_stream(td_tensor_device(tensor)));
-    return stream->handle;
+    return current_stream(tensor)->handle;
 }
 
 struct cuda_fault *td__cuda_fault_of(const td_tensor *tensor)
@@ -123,13 +129,20 @@ td_status td__cuda_enqueue(struct cuda_kernel *kernel, const td_tensor *tensor,
 {
     void *params[] = {(void *)args};
     unsigned x = grid.blocks[0], y = grid.blocks[1], z = grid.blocks[2];
+    const struct cuda_stream *stream = current_stream(tensor);
     struct cuda_functions *functions = atomic_load_explicit(&kernel->functions,
                                                             memory_order_acquire);
-    CUfunction function = atomic_load_explicit(
-        &functions->of[td__cuda_device_of(tensor)->device].handle, memory_order_acquire);
-    CUresult result = td__cuda.cuLaunchKernel(function, x ? x : 1, y ? y : 1, z ? z : 1,
-                                              grid.threads, 1, 1, (unsigned)grid.shared,
-                                              td__cuda_stream_of(tensor), params, NULL);
+    const struct cuda_launch launch = {
+        .function = atomic_load_explicit(&functions->of[td__cuda_device_of(tensor)->device].handle,
+                                         memory_order_acquire),
+        .blocks = {x ? x : 1, y ? y : 1, z ? z : 1},
+        .threads = grid.threads,
+        .shared = (unsigned)grid.shared};
+    if (td__cuda_relaunch(stream->relaunches, stream->handle, &launch, params[0]))
+        return TD_OK;
+    CUresult result = td__cuda.cuLaunchKernel(launch.function, launch.blocks[0], launch.blocks[1],
+                                              launch.blocks[2], launch.threads, 1, 1, launch.shared,
+                                              stream->handle, params, NULL);
     if (result == CUDA_SUCCESS)
         return TD_OK;
     char what[160];

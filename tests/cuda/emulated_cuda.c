@@ -287,6 +287,66 @@ EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute att
     return CUDA_SUCCESS;
 }
 
+/* Whether the driver would take it. */
+static CUresult check_launch(const struct function *called, struct index blocks, unsigned threads,
+                             unsigned shared_bytes)
+{
+    if (called->context != current)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    bool fits = blocks.x && blocks.y && blocks.z && threads && threads <= MOST_THREADS &&
+                (shared_bytes <= SHARED_BY_DEFAULT ||
+                 shared_bytes <= __atomic_load_n(&called->shared, __ATOMIC_SEQ_CST)) &&
+                blocks.y <= 65535 && blocks.z <= 65535;
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult set_node(struct launch *launch, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    const struct function *called = (const struct function *)params->func;
+    struct index blocks = {params->gridDimX, params->gridDimY, params->gridDimZ};
+    CUresult result = params->blockDimY != 1 || params->blockDimZ != 1 || params->extra
+                          ? CUDA_ERROR_INVALID_VALUE
+                          : check_launch(called, blocks, params->blockDimX, params->sharedMemBytes);
+    if (result)
+        return result;
+    launch->kernel = called->kernel;
+    launch->blocks = blocks;
+    launch->threads = params->blockDimX;
+    memcpy(launch->args, params->kernelParams[0], launch->kernel->bytes);
+    return CUDA_SUCCESS;
+}
+
+static void run_node(void *payload)
+{
+    if (does_nothing)
+        return;
+    trace(((struct launch *)payload)->kernel, "cuGraphLaunch");
+    run_recorded(payload);
+}
+
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *before,
+                                        size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    COUNTED;
+    MAY_FAIL(CUDA_ERROR_OUT_OF_MEMORY);
+    struct launch launch = {0};
+    CUresult result = before || count ? CUDA_ERROR_INVALID_VALUE
+                      : does_nothing  ? CUDA_SUCCESS
+                                      : set_node(&launch, params);
+    if (!result)
+        *node = emulated_add_node(graph, run_node, &launch, sizeof launch);
+    return result;
+}
+
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                  const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    COUNTED;
+    MAY_FAIL(CUDA_ERROR_NOT_SUPPORTED);
+    (void)exec;
+    return does_nothing ? CUDA_SUCCESS : set_node((struct launch *)node, params);
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
                                unsigned threads, unsigned threads_y, unsigned threads_z,
                                unsigned shared_bytes, CUstream stream, void **params, void **extra)
@@ -296,13 +356,11 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsi
         return CUDA_SUCCESS;
     MAY_FAIL(CUDA_ERROR_LAUNCH_FAILED);
     const struct function *called = (const struct function *)function;
-    if (called->context != current)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!x || !y || !z || !threads || threads > MOST_THREADS || threads_y != 1 || threads_z != 1 ||
-        (shared_bytes > SHARED_BY_DEFAULT &&
-         shared_bytes > __atomic_load_n(&called->shared, __ATOMIC_SEQ_CST)) ||
-        y > 65535 || z > 65535 || extra)
-        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = threads_y != 1 || threads_z != 1 || extra
+                          ? CUDA_ERROR_INVALID_VALUE
+                          : check_launch(called, (struct index){x, y, z}, threads, shared_bytes);
+    if (result)
+        return result;
     trace(called->kernel, __func__);
     struct launch launch;
     launch.kernel = called->kernel;

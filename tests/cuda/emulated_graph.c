@@ -54,19 +54,32 @@ bool emulated_captures(void)
     return __atomic_load_n(&open_recordings, __ATOMIC_SEQ_CST) > 0;
 }
 
-void emulated_record(CUstream handle, void (*run)(void *payload), const void *payload, size_t bytes)
+static struct node *append(struct recording *recording, void (*run)(void *payload),
+                           const void *payload, size_t bytes)
 {
-    struct stream *stream = (struct stream *)handle;
     struct node *node = malloc(sizeof *node + bytes);
     if (!node)
         abort();
     *node = (struct node){.run = run};
     memcpy(node->payload, payload, bytes);
+    *recording->end = node;
+    recording->end = &node->next;
+    return node;
+}
+
+void emulated_record(CUstream handle, void (*run)(void *payload), const void *payload, size_t bytes)
+{
+    struct stream *stream = (struct stream *)handle;
     pthread_mutex_lock(&lock);
-    *stream->recording->end = node;
-    stream->recording->end = &node->next;
+    append(stream->recording, run, payload, bytes);
     stream->calls++;
     pthread_mutex_unlock(&lock);
+}
+
+void *emulated_add_node(CUgraph graph, void (*run)(void *payload), const void *payload,
+                        size_t bytes)
+{
+    return append((struct recording *)graph, run, payload, bytes)->payload;
 }
 
 CUresult emulated_invalidate(CUstream stream, CUresult result)
@@ -97,18 +110,33 @@ static void drop(struct recording *recording)
 
 /* ---- Capture ------------------------------------------------------------------------------------------------- */
 
+static struct recording *new_recording(void)
+{
+    struct recording *recording = calloc(1, sizeof *recording);
+    if (!recording)
+        abort();
+    recording->owners = 1;
+    recording->end = &recording->nodes;
+    return recording;
+}
+
+EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
+{
+    COUNTED;
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *graph = (CUgraph)new_recording();
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
 {
     COUNTED;
     struct stream *stream = (struct stream *)handle;
     if (stream->recording || mode != CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_ILLEGAL_STATE;
-    struct recording *recording = calloc(1, sizeof *recording);
-    if (!recording)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    recording->owners = 1;
+    struct recording *recording = new_recording();
     recording->number = ++recordings;
-    recording->end = &recording->nodes;
     join(stream, recording);
     __atomic_add_fetch(&open_recordings, 1, __ATOMIC_SEQ_CST);
     return CUDA_SUCCESS;

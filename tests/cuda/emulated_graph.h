@@ -17,6 +17,10 @@ bool emulated_captures(void);
 void emulated_record(CUstream stream, void (*run)(void *payload), const void *payload,
                      size_t bytes);
 
+/** The same as the only node of a graph that cuGraphCreate() has made. Returns the copy, which may be changed. */
+void *emulated_add_node(CUgraph graph, void (*run)(void *payload), const void *payload,
+                        size_t bytes);
+
 /** A call that is not allowed while a stream is captured: the capture fails at its end. Returns `result`. */
 CUresult emulated_invalidate(CUstream stream, CUresult result);
 

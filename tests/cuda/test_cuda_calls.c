@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 struct counts {
-    long all, launches, context, attributes;
+    long all, launches, context, attributes, graphs, made;
 };
 
 static void *driver_symbol(const char *name)
@@ -20,8 +20,12 @@ static struct counts counts_now(void)
 {
     long (*calls)(const char *) = (long (*)(const char *))driver_symbol("emulated_calls");
     CHECK(calls);
-    return (struct counts){calls(NULL), calls("cuLaunchKernel"), calls("cuCtxSetCurrent"),
-                           calls("cuFuncSetAttribute")};
+    return (struct counts){calls(NULL),
+                           calls("cuLaunchKernel"),
+                           calls("cuCtxSetCurrent"),
+                           calls("cuFuncSetAttribute"),
+                           calls("cuGraphLaunch"),
+                           calls("cuGraphInstantiateWithFlags")};
 }
 
 struct operands {
@@ -65,6 +69,13 @@ static td_status train(void *arg)
     return status ? status : td_backward(td_sum(td_forward(o->net, o->x)));
 }
 
+static struct counts between(struct counts before, struct counts after)
+{
+    return (struct counts){after.all - before.all,         after.launches - before.launches,
+                           after.context - before.context, after.attributes - before.attributes,
+                           after.graphs - before.graphs,   after.made - before.made};
+}
+
 /* What a call does when kernels are loaded and memory is cached. */
 static struct counts counts_of(td_status (*call)(void *), struct operands *operands)
 {
@@ -72,9 +83,7 @@ static struct counts counts_of(td_status (*call)(void *), struct operands *opera
     CHECK_OK(call(operands));
     struct counts before = counts_now();
     CHECK_OK(call(operands));
-    struct counts after = counts_now();
-    return (struct counts){after.all - before.all, after.launches - before.launches,
-                           after.context - before.context, after.attributes - before.attributes};
+    return between(before, counts_now());
 }
 
 static struct operands operands_on(const char *device, int64_t size)
@@ -166,4 +175,103 @@ TEST(each_gpu_has_functions_of_its_own)
     CHECK_OK(attend(&first));
     CHECK_OK(attend(&second));
     CHECK_OK(td_set_device(td_device_get("cuda:0")));
+}
+
+/* ---- Launches by graphs -------------------------------------------------------------------------------------------- */
+
+enum { OFTEN = 16, MOST = 128 };
+
+/* Adds `count` times on tensors of `size` elements, other ones each time, and returns the calls of the last time. */
+static struct counts add_often(int64_t size, int count)
+{
+    struct counts last = {0};
+    for (int i = 0; i < count; i++) {
+        TD_SCOPE;
+        td_tensor *x = td_full(&size, 1, i, TD_F32, NULL),
+                  *y = td_full(&size, 1, size, TD_F32, NULL);
+        CHECK(x && y);
+        struct counts before = counts_now();
+        td_tensor *sum = td_add(x, y);
+        last = between(before, counts_now());
+        CHECK(td_item(td_narrow(sum, 0, size - 1, 1)) == (double)(i + size));
+    }
+    return last;
+}
+
+TEST(an_operator_that_is_repeated_is_launched_by_a_graph)
+{
+    CHECK_OK(td_set_device(td_device_get("cuda:0")));
+    struct counts counts = add_often(100, OFTEN - 1);
+    CHECK_EQ(counts.launches, 1);
+    CHECK_EQ(counts.all, 2);
+    counts = add_often(100, 1);
+    CHECK_EQ(counts.made, 1);
+    counts = add_often(100, 3);
+    CHECK_EQ(counts.launches, 0);
+    CHECK_EQ(counts.graphs, 1);
+    CHECK_EQ(counts.all, 3);                    /* the context, the argument and the launch */
+    CHECK_EQ(add_often(100000, 1).launches, 1); /* another grid is another launch */
+}
+
+TEST(graphs_of_launches_are_limited)
+{
+    CHECK_OK(td_set_device(td_device_get("cuda:0")));
+    struct counts before = counts_now();
+    for (int64_t size = 1; size < 2 * MOST; size++)
+        add_often(size * 2048, OFTEN + 2);
+    CHECK_EQ(counts_now().made - before.made, MOST);
+    CHECK_EQ(add_often(2 * MOST * 2048, OFTEN + 2).launches, 1);
+}
+
+static td_status add_twice(void *arg)
+{
+    return add(arg) ? td_last_status() : add(arg);
+}
+
+TEST(graphs_of_launches_are_not_captured)
+{
+    TD_SCOPE;
+    struct operands o = operands_of(64);
+    td_graph *graph = NULL;
+    for (int i = 0; i < 2 * OFTEN; i++)
+        CHECK_OK(add(&o));
+    struct counts before = counts_now();
+    CHECK_OK(td_graph_capture(td_device_get("cuda:0"), add_twice, &o, &graph));
+    struct counts found = between(before, counts_now());
+    CHECK_EQ(found.launches, 2);
+    CHECK_EQ(found.graphs, 1); /* the captured one, which runs */
+    CHECK_EQ(counts_of(add, &o).graphs, 1);
+    td_graph_destroy(graph);
+}
+
+/* Whatever of it fails, the kernel is launched as ever. */
+static void launch_in_spite_of(const char *function)
+{
+    CHECK_OK(td_set_device(td_device_get("cuda:0")));
+    CHECK_EQ(add_often(100, OFTEN - 1).launches, 1);
+    setenv("EMULATED_CUDA_FAIL", function, 1);
+    CHECK_EQ(add_often(100, 5).launches, 1);
+    unsetenv("EMULATED_CUDA_FAIL");
+}
+
+TEST(a_launch_whose_graph_cannot_be_made)
+{
+    launch_in_spite_of("cuGraphAddKernelNode_v2:1");
+}
+
+TEST(a_launch_whose_graph_is_not_ready)
+{
+    launch_in_spite_of("cuGraphInstantiate");
+}
+
+TEST(a_launch_whose_argument_cannot_be_replaced)
+{
+    launch_in_spite_of("cuGraphExecKernelNodeSetParams_v2:1");
+}
+
+TEST(launches_without_graphs)
+{
+    setenv("TANDEM_CUDA_RELAUNCH", "0", 1);
+    CHECK_OK(td_set_device(td_device_get("cuda:0")));
+    CHECK_EQ(add_often(100, OFTEN + 2).launches, 1);
 }
