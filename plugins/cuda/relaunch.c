@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* A launch stands in one of PROBES places behind its hash; of those that have no graph yet the rarest gives way. */
-enum { PLACES = 512, PROBES = 4, MOST_GRAPHS = 128, OFTEN_BY_DEFAULT = 16 };
+enum { PLACES = 512, PROBES = 4, MOST_GRAPHS = 128, OFTEN_BY_DEFAULT = 16, BETWEEN_MARKS = 32 };
 
 struct relaunch {
     struct cuda_launch launch;
@@ -21,6 +21,9 @@ struct cuda_relaunches {
     pthread_mutex_t lock; /* who does not get it launches as ever */
     unsigned often;
     int graphs;
+    CUevent mark; /* recorded every BETWEEN_MARKS launches; NULL: not yet */
+    unsigned launches;
+    bool device_waits; /* it had reached a mark before the next one was recorded */
     struct relaunch places[PLACES];
 };
 
@@ -64,6 +67,8 @@ void td__cuda_relaunches_free(struct cuda_relaunches *relaunches)
         return;
     for (int i = 0; i < PLACES; i++)
         drop_graph(&relaunches->places[i]);
+    if (relaunches->mark)
+        td__cuda.cuEventDestroy_v2(relaunches->mark);
     pthread_mutex_destroy(&relaunches->lock);
     free(relaunches);
 }
@@ -133,6 +138,17 @@ static bool make_graph(struct cuda_relaunches *relaunches, struct relaunch *rela
     return false; /* the place stays taken: it is not tried again */
 }
 
+/* Finds out whether the device waits for the host. */
+static void look_at_device(struct cuda_relaunches *relaunches, CUstream stream)
+{
+    if (relaunches->mark)
+        relaunches->device_waits = !td__cuda.cuEventQuery(relaunches->mark);
+    else if (td__cuda.cuEventCreate(&relaunches->mark, CU_EVENT_DISABLE_TIMING))
+        relaunches->mark = NULL;
+    if (relaunches->mark && td__cuda.cuEventRecord(relaunches->mark, stream))
+        relaunches->device_waits = false;
+}
+
 static bool launch_again(struct cuda_relaunches *relaunches, struct relaunch *relaunch,
                          CUstream stream, void *args)
 {
@@ -140,7 +156,8 @@ static bool launch_again(struct cuda_relaunches *relaunches, struct relaunch *re
     CUDA_KERNEL_NODE_PARAMS node = node_of(&relaunch->launch, params);
     if (relaunch->count < relaunches->often)
         relaunch->count++;
-    if (relaunch->count < relaunches->often || (relaunch->graph && !relaunch->exec))
+    if (relaunch->count < relaunches->often || (relaunch->graph && !relaunch->exec) ||
+        !relaunches->device_waits)
         return false;
     bool ready = relaunch->graph ? !td__cuda.cuGraphExecKernelNodeSetParams_v2(
                                        relaunch->exec, relaunch->node, &node)
@@ -154,6 +171,8 @@ bool td__cuda_relaunch(struct cuda_relaunches *relaunches, CUstream stream,
     if (!relaunches || atomic_load_explicit(&pauses, memory_order_relaxed) ||
         pthread_mutex_trylock(&relaunches->lock))
         return false;
+    if (relaunches->launches++ % BETWEEN_MARKS == 0)
+        look_at_device(relaunches, stream);
     struct relaunch *relaunch = place_of(relaunches, launch);
     bool launched = relaunch && launch_again(relaunches, relaunch, stream, args);
     pthread_mutex_unlock(&relaunches->lock);

@@ -86,12 +86,19 @@ static struct counts counts_of(td_status (*call)(void *), struct operands *opera
     return between(before, counts_now());
 }
 
-static struct operands operands_on(const char *device, int64_t size)
+static struct operands make_operands(const char *device, int64_t size)
 {
     CHECK_OK(td_set_device(td_device_get(device)));
     return (struct operands){.x = td_ones(TD_SHAPE(size, size), TD_F32, NULL),
                              .weight = td_ones(TD_SHAPE(size, size), TD_F32, NULL),
                              .bias = td_ones(TD_SHAPE(size), TD_F32, NULL)};
+}
+
+/* Of a device that launches as ever. */
+static struct operands operands_on(const char *device, int64_t size)
+{
+    setenv("TANDEM_CUDA_RELAUNCH", "0", 1);
+    return make_operands(device, size);
 }
 
 static struct operands operands_of(int64_t size)
@@ -231,9 +238,9 @@ static td_status add_twice(void *arg)
 TEST(graphs_of_launches_are_not_captured)
 {
     TD_SCOPE;
-    struct operands o = operands_of(64);
+    struct operands o = make_operands("cuda:0", 64);
     td_graph *graph = NULL;
-    for (int i = 0; i < 2 * OFTEN; i++)
+    for (int i = 0; i < 4 * OFTEN; i++)
         CHECK_OK(add(&o));
     struct counts before = counts_now();
     CHECK_OK(td_graph_capture(td_device_get("cuda:0"), add_twice, &o, &graph));
