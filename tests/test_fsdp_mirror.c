@@ -532,7 +532,7 @@ TEST(copy_from_device_fails)
     for (enum toy_when when = TOY_AT_LAUNCH; when <= TOY_LATER; when++) {
         toy_fail_copy(0, 1 + td_state_count(buffers), when); /* after those of the buffers */
         CHECK_OK(td__mirror_commit(mirror, 3));
-        CHECK_EQ(td__mirror_wait(mirror), TD_ERR_SYSTEM);
+        CHECK(td__mirror_wait(mirror) != TD_OK);
         toy_clear_failure(0);
         CHECK(!td__mirror_step(mirror, 0, 0) && !td__mirror_step(mirror, 0, 1));
     }

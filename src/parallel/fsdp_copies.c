@@ -153,6 +153,8 @@ static td_status open_stage(const struct source *source, struct stage *stage)
 /* Enqueues the copies of the next bytes to a stage, on the current stream. */
 static td_status fill(struct source *source, struct stage *stage, struct cursor *cursor)
 {
+    if (cursor->copy == source->count)
+        return TD_OK;
     TD_TRY(open_stage(source, stage));
     while (stage->bytes < stage_bytes) {
         struct copy piece = advance(source, cursor, stage_bytes - stage->bytes);
@@ -164,7 +166,7 @@ static td_status fill(struct source *source, struct stage *stage, struct cursor 
         TD_TRY(td__copy_between("td_fsdp", &to, &piece.from, piece.bytes, true));
         stage->bytes += piece.bytes;
     }
-    return stage->bytes ? td_event_record(stage->full, source->stream) : TD_OK;
+    return td_event_record(stage->full, source->stream);
 }
 
 static td_status empty(const struct source *source, struct stage *stage, struct cursor *cursor)

@@ -1,6 +1,6 @@
 /* Copies of the shards of a model and of its optimizer's state, from which the other ranks go on when one dies.
  *
- * A step of the optimizer changes shards that no other rank has. The protocol around it:
+ * A step of the optimizer changes shards, which perhaps no other rank has. The protocol around it:
  *
  *     forward, backward     td__mirror_commit() of the step before copies in the background meanwhile: nothing else writes
  *     agreement             all ranks have reduced their gradients, and td__mirror_wait() has returned TD_OK on all
@@ -21,11 +21,11 @@
  *
  * Which rank mirrors what, for strategies by which several ranks have the same shard:
  *
- *     TD_HYBRID_SHARD, two hosts     TD_NO_SHARD, two hosts         TD_FULL_SHARD, two hosts
- *     a  rank 0  | A A . . |         a  rank 0  | A A . . |         a  rank 0  | A . . . |     kept by rank 1
- *        rank 1  | . . A A |            rank 1  | . . A A |         b  rank 1  | . B B B |     kept by rank 0
- *     b  rank 2  | B B . . |         b  rank 2  | B B B B |
- *        rank 3  | . . B B |
+ *                      TD_HYBRID_SHARD    TD_NO_SHARD    TD_FULL_SHARD
+ *     host a  rank 0   | # # . . |        | # # . . |    | # . . . |  kept by rank 2
+ *             rank 1   | . . # # |        | . . # # |    | . # . . |  kept by rank 2
+ *     host b  rank 2   | # # . . |        | # # . . |    | . . # . |  kept by rank 0
+ *             rank 3   | . . # # |        | . . # # |    | . . . # |  kept by rank 0
  *
  * The ranks of a host that have the same shard mirror a part of it each. A shard that only one of several hosts has is kept
  * on another one, too, by the next rank there, as messages bring it: 24 bytes more. So each element is once on each host that
