@@ -128,20 +128,25 @@ static td_status add_copy(struct td__mirror *mirror, char *to, const struct td__
     return td__copies_add(mirror->copies, to, &from, (size_t)count * width);
 }
 
-/* The elements of a parameter's buffers that are in the range which is mirrored. */
-static td_status plan_buffers(struct td__mirror *mirror, int f, const struct td__fsdp_param *param,
-                              int64_t first, int64_t count)
+/* What this rank mirrors of a flat. */
+struct range {
+    int64_t first, count;
+    char *to;     /* in plane 0 */
+    size_t plane; /* bytes of a plane */
+};
+
+static td_status plan_buffers(struct td__mirror *mirror, const struct td__fsdp_param *param,
+                              const struct range *range)
 {
     const struct td__parameter *parameter = td__mirror_parameter(mirror->optimizer, param->tensor);
-    char *slot = slot_of(mirror, mirror->rank, mirror->slot);
-    size_t width = td_dtype_size(mirror->layout.flats[f]->dtype);
+    size_t width = td_dtype_size(param->flat->dtype);
     int64_t begin = param->offset + param->first, end = begin + param->count;
-    int64_t from = first > begin ? first : begin;
-    int64_t last = first + count < end ? first + count : end;
+    int64_t from = range->first > begin ? range->first : begin;
+    int64_t last = range->first + range->count < end ? range->first + range->count : end;
+    char *to = range->to + (size_t)(from - range->first) * width;
     for (int b = 0; from < last && b < TD__BUFFERS_MOST && parameter->buffers[b]; b++) {
         const td_tensor *buffer = parameter->buffers[b];
-        char *to = slot + td__mirror_offset(&mirror->layout, mirror->rank, 1 + b, f);
-        TD_TRY(add_copy(mirror, to + (size_t)(from - first) * width, buffer->storage,
+        TD_TRY(add_copy(mirror, to + (size_t)(1 + b) * range->plane, buffer->storage,
                         buffer->offset + from - begin, last - from, width));
     }
     return TD_OK;
@@ -150,16 +155,18 @@ static td_status plan_buffers(struct td__mirror *mirror, int f, const struct td_
 static td_status plan_flat(struct td__mirror *mirror, int f)
 {
     struct td__fsdp_flat *flat = mirror->layout.flats[f];
-    int64_t first, count = td__mirror_range(&mirror->layout, mirror->rank, f, &first);
-    char *to = slot_of(mirror, mirror->rank, mirror->slot) +
+    struct range range = {.plane = td__mirror_offset(&mirror->layout, mirror->rank, 1, 0)};
+    range.count = td__mirror_range(&mirror->layout, mirror->rank, f, &range.first);
+    range.to = slot_of(mirror, mirror->rank, mirror->slot) +
                td__mirror_offset(&mirror->layout, mirror->rank, 0, f);
     unsigned version = 1 + atomic_load(&flat->shard->version);
     if (flat->requires_grad || mirror->versions[mirror->slot][f] != version)
-        TD_TRY(add_copy(mirror, to, flat->shard, first - flat->cuts[flat->unit->ranks->rank], count,
+        TD_TRY(add_copy(mirror, range.to, flat->shard,
+                        range.first - flat->cuts[flat->unit->ranks->rank], range.count,
                         td_dtype_size(flat->dtype)));
     mirror->versions[mirror->slot][f] = version;
     for (int i = 0; i < flat->count && flat->requires_grad; i++)
-        TD_TRY(plan_buffers(mirror, f, &flat->params[i], first, count));
+        TD_TRY(plan_buffers(mirror, &flat->params[i], &range));
     return TD_OK;
 }
 
@@ -199,10 +206,14 @@ static td_status run_copies(void *arg)
     struct td__mirror *mirror = arg;
     struct header *header = header_of(mirror, mirror->rank);
     atomic_store(&header->steps[mirror->slot], 0);
-    TD_TRY(td__copies_run(mirror->copies));
-    if (td__copies_have_device(
-            mirror->copies)) /* the devices may have run what a failure has ended */
-        TD_TRY(td__fsdp_group_state(mirror->fsdp));
+    td_status status = td__copies_run(mirror->copies);
+    if (!status && td__copies_have_device(mirror->copies)) /* which may have run garbage */
+        status = td__fsdp_group_state(mirror->fsdp);
+    if (status) { /* frozen parameters are copied the next time, too */
+        size_t flats = (size_t)mirror->layout.flat_count;
+        memset(mirror->versions[mirror->slot], 0, flats * sizeof **mirror->versions);
+        return status;
+    }
     atomic_store(&header->steps[mirror->slot], mirror->step + 1);
     return mirror->between ? exchange(mirror) : TD_OK;
 }
