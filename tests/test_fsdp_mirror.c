@@ -519,6 +519,42 @@ TEST(copy_waits_for_the_device)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* While a copy is under way the device computes the next pass. */
+TEST(copy_runs_beside_the_next_pass)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_device *toy = NULL;
+    td_module *model = make_on_toy(40);
+    td_module_eval(model);
+    td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.1});
+    struct td__mirror *mirror = NULL;
+    CHECK_OK(td__mirror_create(model, sgd, &mirror));
+    CHECK((toy = td_device_get("toy:0")) != NULL);
+    {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        td_tensor *x = td_ones(TD_SHAPE(3, 40), TD_F32, toy);
+        CHECK(x && td_forward(model, x));
+        CHECK_OK(td_device_synchronize(toy));
+        td_state *buffers = td_module_buffers(model);
+        toy_limit_copies(0, td_state_count(buffers)); /* those to the snapshots */
+        td_state_destroy(buffers);
+        int64_t kernels = toy_counts(0).kernels;
+        CHECK_OK(td__mirror_commit(mirror, 7));
+        CHECK(td_forward(model, x));
+        CHECK_OK(td_stream_synchronize(td_current_stream(toy)));
+        CHECK(toy_counts(0).kernels > kernels);
+        CHECK(!td__mirror_step(mirror, 0, 0) && !td__mirror_step(mirror, 0, 1));
+        toy_limit_copies(0, -1);
+    }
+    CHECK_OK(td__mirror_wait(mirror));
+    go_back(model, sgd, mirror);
+    td__mirror_free(mirror);
+    td_optimizer_destroy(sgd);
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
 /* A copy that fails is no copy, and the next one may be one. */
 TEST(copy_from_device_fails)
 {
