@@ -30,12 +30,27 @@ void td__alltoall_direct(const struct td__plan *plan, struct td__schedule *sched
     td__end_round(schedule);
 }
 
+/* Two ranks: what arrives is reduced into this rank's own values at once, and needs no scratch. */
+static void reduce_scatter_of_two(int32_t rank, struct td__schedule *schedule)
+{
+    int32_t other = 1 - rank;
+    td__copy(schedule, TD__DATA, 0, TD__INPUT, rank, 1);
+    td__end_round(schedule);
+    td__send(schedule, other, TD__INPUT, other, 1);
+    td__recv_reduce(schedule, other, TD__DATA, 0, 1);
+    td__end_round(schedule);
+}
+
 /* Every rank receives the other ranks' values of its block, one in each round, and reduces them along the tree in
  * the end. It sends (n-1)/n of the vector and needs n blocks of scratch; for any n, in the tree's order. */
 void td__reduce_scatter_pairwise(const struct td__plan *plan, struct td__schedule *schedule)
 {
     int32_t n = plan->size, r = plan->rank;
     schedule->blocks = n;
+    if (n == 2) {
+        reduce_scatter_of_two(r, schedule);
+        return;
+    }
     for (int32_t i = 0; i < n; i++)
         td__scratch_block(schedule, r);
     for (int32_t t = 1; t < n; t++) {

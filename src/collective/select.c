@@ -26,7 +26,7 @@ enum {
      * most, but in more rounds that all ranks take part in, and with more bytes in sum. */
     ROOTED_LONG_A_LEVEL = 512 << 10,
 
-    /* Halving copies all parts first; pairwise needs n - 1 rounds. */
+    /* Halving copies all parts first; pairwise needs n - 1 rounds, which two ranks have either way. */
     REDUCE_SCATTER_LONG = 256 << 10,
     REDUCE_SCATTER_LONG_A_RANK = 16 << 10,
 
@@ -78,7 +78,7 @@ static const char *broadcast(int32_t size, size_t bytes)
 static const char *reduce_scatter(int32_t size, size_t bytes)
 {
     size_t limit = REDUCE_SCATTER_LONG + (size_t)size * REDUCE_SCATTER_LONG_A_RANK;
-    return bytes < limit ? "halving" : "pairwise";
+    return size > 2 && bytes < limit ? "halving" : "pairwise";
 }
 
 static const char *all_gather(int32_t size, size_t bytes)
@@ -120,7 +120,7 @@ const char *td__select_uneven(td_op_kind op, int32_t size, size_t bytes, size_t 
     if (largest <= UNEVEN_LARGEST * (bytes / (size_t)size))
         return td__select(op, size, bytes);
     if (op == TD_OP_REDUCE_SCATTER)
-        return "halving";
+        return size > 2 ? "halving" : "pairwise";
     return is_long_for_the_root(size, bytes) || bytes >= CHAIN_LONG ? "ring" : "doubling";
 }
 
