@@ -2,7 +2,14 @@
  *
  * On one host it goes through a page of memory: each rank writes what it calls into its slot, then the number of the
  * meeting, and waits until all have that number. A rank can be one meeting ahead of another, since the next one waits for
- * all: so a slot has room for two calls.
+ * all: so a slot has two arrivals, which take turns.
+ *
+ *     rank 0   | met, call | met, call |        written by rank 0, each once in two meetings, and read by the others
+ *     rank 1   | met, call | met, call |
+ *
+ * Taking turns halves the transfers of cache lines: in one line, a rank that is ahead would take it from those that still
+ * read it. A meeting takes as long as one transfer from the last rank to the others then. Tried and dropped, as they
+ * changed nothing or cost time: fetching the next arrival for writing while MPI runs, and polling without pauses.
  *
  * Between hosts it is a reduction of MPI that is started without blocking: the greatest hash of a call, and the greatest of
  * its complement. If they are not complements of each other, the calls differ, and all ranks know it. Then they
@@ -20,7 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { WORDS = 3, NAMED = 8, LEFT_CHECK_TURNS = 200 };
+enum { WORDS = 3, NAMED = 8, LINES = 128 /* bytes; processors fetch cache lines in pairs */ };
 
 /* A call in three words:
  *     kind (4 bits), dtype (4), uneven (1), root + 1 (23), operation (32); the count; detail (32), sequence (32) */
@@ -28,10 +35,14 @@ struct mpi_words {
     uint64_t word[WORDS];
 };
 
+struct mpi_arrival {
+    _Alignas(LINES) _Atomic uint64_t met; /* the number of the meeting, written after the call */
+    struct mpi_words call;
+};
+
 struct mpi_slot {
-    _Alignas(64) _Atomic uint64_t met;
-    struct mpi_words call[2];
-    _Atomic uint32_t left;
+    struct mpi_arrival arrival[2]; /* of even meetings, and of odd ones */
+    _Alignas(LINES) _Atomic uint32_t left;
 };
 
 struct mpi_page {
@@ -131,6 +142,11 @@ static td_status fail_different(struct mpi_group *group, const td_call *call,
 
 /* ---- Through the page ------------------------------------------------------------------------------------- */
 
+static inline bool has_come(const struct mpi_arrival *arrival, uint64_t met)
+{
+    return atomic_load_explicit(&arrival->met, memory_order_acquire) >= met;
+}
+
 static td_status fail_late(struct mpi_group *group, const td_call *call)
 {
     const td_backend_context *context = group->context;
@@ -138,7 +154,8 @@ static td_status fail_late(struct mpi_group *group, const td_call *call)
     size_t length = 0;
     int named = 0;
     for (int r = 0; group->page && r < context->size; r++)
-        if (atomic_load(&group->page->slot[r].met) < group->met && named++ < NAMED)
+        if (!has_come(&group->page->slot[r].arrival[group->met & 1], group->met) &&
+            named++ < NAMED)
             length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
                                        length ? ", " : "; missing: rank ",
                                        context->global_ranks[r]);
@@ -178,19 +195,19 @@ static void make_progress(struct mpi_group *group)
     mpi_leave();
 }
 
-static td_status await_slot(struct mpi_group *group, const td_call *call, int rank,
-                            struct mpi_wait *wait)
+static td_status await_arrival(struct mpi_group *group, const td_call *call, int rank,
+                               struct mpi_wait *wait)
 {
     struct mpi_slot *slot = &group->page->slot[rank];
-    while (atomic_load_explicit(&slot->met, memory_order_acquire) < group->met) {
+    const struct mpi_arrival *arrival = &slot->arrival[group->met & 1];
+    while (!has_come(arrival, group->met)) {
         bool looks = mpi_wait_turn(wait);
         if (wait->turns >= wait->spins)
             make_progress(group);
         if (!looks)
             continue;
         td_status status = look(group, call, wait);
-        if (!status && atomic_load(&slot->left) &&
-            atomic_load_explicit(&slot->met, memory_order_acquire) < group->met)
+        if (!status && atomic_load(&slot->left) && !has_come(arrival, group->met))
             status = fail_left(group, call, rank);
         if (status)
             return status;
@@ -198,29 +215,39 @@ static td_status await_slot(struct mpi_group *group, const td_call *call, int ra
     return TD_OK;
 }
 
+/* All ranks name the same two. */
+static td_status fail_in_page(struct mpi_group *group, const td_call *call)
+{
+    const struct mpi_slot *slots = group->page->slot;
+    int turn = (int)(group->met & 1), first = 1;
+    while (same(&slots[0].arrival[turn].call, &slots[first].arrival[turn].call))
+        first++;
+    return fail_different(group, call, &slots[0].arrival[turn].call, 0,
+                          &slots[first].arrival[turn].call, first);
+}
+
 static td_status meet_in_page(struct mpi_group *group, const td_call *call)
 {
-    int rank = group->context->rank, size = group->context->size, other = -1;
-    struct mpi_wait wait = {.spins = group->spins};
+    int rank = group->context->rank, size = group->context->size;
     struct mpi_slot *slots = group->page->slot;
-    int turn = (int)(++group->met & 1);
-    struct mpi_words mine;
-    describe(call, &mine);
-    slots[rank].call[turn] = mine;
-    atomic_store_explicit(&slots[rank].met, group->met, memory_order_release);
+    uint64_t met = ++group->met;
+    struct mpi_arrival *mine = &slots[rank].arrival[met & 1];
+    struct mpi_wait wait = {.spins = group->spins};
+    struct mpi_words words;
+    bool differs = false;
+    describe(call, &words);
+    mine->call = words;
+    atomic_store_explicit(&mine->met, met, memory_order_release);
     for (int r = 0; r < size; r++) {
-        td_status status = await_slot(group, call, r, &wait);
+        const struct mpi_arrival *theirs = &slots[r].arrival[met & 1];
+        if (r == rank)
+            continue;
+        td_status status = await_arrival(group, call, r, &wait);
         if (status)
             return status;
-        if (other < 0 && !same(&mine, &slots[r].call[turn]))
-            other = r;
+        differs |= !same(&words, &theirs->call);
     }
-    if (other < 0)
-        return TD_OK;
-    int first = 1; /* all ranks name the same two */
-    while (same(&slots[0].call[turn], &slots[first].call[turn]))
-        first++;
-    return fail_different(group, call, &slots[0].call[turn], 0, &slots[first].call[turn], first);
+    return differs ? fail_in_page(group, call) : TD_OK;
 }
 
 /* ---- Through MPI --------------------------------------------------------------------------------------------- */
