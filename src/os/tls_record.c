@@ -30,7 +30,9 @@
 #include <string.h>
 
 enum {
-    BATCH = 16, /* records that are sent by one call; 256 KiB stay in the cache of a processor */
+    /* Records that are sent by one call. Fewer of them make shorter steps for the receiver to follow, but were slower: a
+     * broadcast of 1 MiB between two hosts took 7 % longer with 16, and 20 % with 8; with 64 as long. */
+    BATCH = 32,
     SMALL = 4 << 10,
     SCRATCH = 8 * TD__TLS_RECORD,
     KEY_UPDATE = 24,
