@@ -6,20 +6,34 @@
  *     cmd=barrier_in                          -> cmd=barrier_out     when all ranks are in it
  *     cmd=get kvsname=K key=k                 -> cmd=get_result rc=0 value=v
  *
- * MPI uses the same descriptor, in MPI_Init(): nothing behind the end of an answer is read. */
+ * MPI uses the same descriptor, in MPI_Init(): nothing behind the end of an answer is read.
+ *
+ * hydra kills the other processes of a host when one of them ends that has begun, but has not said
+ *
+ *     cmd=finalize                            -> cmd=finalize_ack
+ *
+ * It closes the connection then, so this is said when the process exits, unless it has failed, or MPI has said it. */
 #include "store/launcher_kv.h"
 
 #include "base/fail.h"
 #include "base/number.h"
 #include "store/rendezvous_schemes.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { FINALIZE_MS = 2000 };
+
+/* Who has begun, on which connection: its descriptor may be closed, and be that of another one, when the process exits. */
+static pid_t user;
+static struct stat begun;
 
 /* -1: there is none. */
 static int find_fd(void)
@@ -113,6 +127,32 @@ static td_status request(int fd, const char *line, const char *expected, char an
     return TD_OK;
 }
 
+/* Whether MPI has the descriptor, or had it until MPI_Finalize(). */
+static bool mpi_has_begun(void)
+{
+    int (*initialized)(int *), begun_too = 0;
+    *(void **)&initialized = dlsym(RTLD_DEFAULT, "MPI_Initialized");
+    return initialized && !initialized(&begun_too) && begun_too;
+}
+
+static void finalize_at_exit(int exit_status, void *arg)
+{
+    struct stat info;
+    char answer[TD__KV_LINE];
+    int fd = find_fd();
+    (void)arg;
+    bool open = fd >= 0 && !fstat(fd, &info) && info.st_dev == begun.st_dev &&
+                info.st_ino == begun.st_ino;
+    if (open && !exit_status && getpid() == user && !mpi_has_begun())
+        request(fd, "cmd=finalize\n", "finalize_ack", answer, td__deadline_in_ms(FINALIZE_MS));
+}
+
+static void finalize_later(int fd)
+{
+    if (user != getpid() && !fstat(fd, &begun) && !on_exit(finalize_at_exit, NULL))
+        user = getpid();
+}
+
 td_status td__pmi_exchange(const char *key, char value[TD__KV_VALUE], bool put,
                            td__deadline deadline)
 {
@@ -122,6 +162,7 @@ td_status td__pmi_exchange(const char *key, char value[TD__KV_VALUE], bool put,
         return fail_io("PMI_FD", "it is no socket");
     TD_TRY(request(fd, "cmd=init pmi_version=1 pmi_subversion=1\n", "response_to_init", answer,
                    deadline));
+    finalize_later(fd);
     TD_TRY(request(fd, "cmd=get_my_kvsname\n", "my_kvsname", answer, deadline));
     if (!td__pmi_field(answer, "kvsname", space, sizeof space))
         return fail_io("my_kvsname", "it has no name");
