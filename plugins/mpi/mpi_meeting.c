@@ -154,8 +154,7 @@ static td_status fail_late(struct mpi_group *group, const td_call *call)
     size_t length = 0;
     int named = 0;
     for (int r = 0; group->page && r < context->size; r++)
-        if (!has_come(&group->page->slot[r].arrival[group->met & 1], group->met) &&
-            named++ < NAMED)
+        if (!has_come(&group->page->slot[r].arrival[group->met & 1], group->met) && named++ < NAMED)
             length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
                                        length ? ", " : "; missing: rank ",
                                        context->global_ranks[r]);
