@@ -12,7 +12,8 @@ enum { PLACES = 512, PROBES = 4, MOST_GRAPHS = 128, OFTEN_BY_DEFAULT = 16, BETWE
 struct relaunch {
     struct cuda_launch launch;
     unsigned count; /* 0: the place is free */
-    CUgraph graph;  /* NULL: it has none */
+    bool refused;   /* the driver has not made a graph */
+    CUgraph graph;  /* NULL: it has none; else it has all three */
     CUgraphNode node;
     CUgraphExec exec;
 };
@@ -53,12 +54,10 @@ struct cuda_relaunches *td__cuda_relaunches_create(void)
 
 static void drop_graph(struct relaunch *relaunch)
 {
-    if (relaunch->exec)
-        td__cuda.cuGraphExecDestroy(relaunch->exec); /* what was launched still runs */
-    if (relaunch->graph)
-        td__cuda.cuGraphDestroy(relaunch->graph);
-    relaunch->exec = NULL;
-    relaunch->graph = NULL;
+    if (!relaunch->graph)
+        return;
+    td__cuda.cuGraphExecDestroy(relaunch->exec); /* what was launched still runs */
+    td__cuda.cuGraphDestroy(relaunch->graph);
 }
 
 void td__cuda_relaunches_free(struct cuda_relaunches *relaunches)
@@ -127,15 +126,19 @@ static CUDA_KERNEL_NODE_PARAMS node_of(const struct cuda_launch *launch, void **
 static bool make_graph(struct cuda_relaunches *relaunches, struct relaunch *relaunch,
                        const CUDA_KERNEL_NODE_PARAMS *node)
 {
-    if (relaunches->graphs == MOST_GRAPHS)
+    CUgraph graph;
+    relaunch->refused = true; /* it is not tried again, unless all of this works */
+    if (relaunches->graphs == MOST_GRAPHS || td__cuda.cuGraphCreate(&graph, 0))
         return false;
+    if (td__cuda.cuGraphAddKernelNode_v2(&relaunch->node, graph, NULL, 0, node) ||
+        td__cuda.cuGraphInstantiateWithFlags(&relaunch->exec, graph, 0)) {
+        td__cuda.cuGraphDestroy(graph);
+        return false;
+    }
     relaunches->graphs++;
-    if (!td__cuda.cuGraphCreate(&relaunch->graph, 0) &&
-        !td__cuda.cuGraphAddKernelNode_v2(&relaunch->node, relaunch->graph, NULL, 0, node) &&
-        !td__cuda.cuGraphInstantiateWithFlags(&relaunch->exec, relaunch->graph, 0))
-        return true;
-    relaunch->exec = NULL;
-    return false; /* the place stays taken: it is not tried again */
+    relaunch->graph = graph;
+    relaunch->refused = false;
+    return true;
 }
 
 /* Finds out whether the device waits for the host. */
@@ -156,8 +159,7 @@ static bool launch_again(struct cuda_relaunches *relaunches, struct relaunch *re
     CUDA_KERNEL_NODE_PARAMS node = node_of(&relaunch->launch, params);
     if (relaunch->count < relaunches->often)
         relaunch->count++;
-    if (relaunch->count < relaunches->often || (relaunch->graph && !relaunch->exec) ||
-        !relaunches->device_waits)
+    if (relaunch->count < relaunches->often || relaunch->refused || !relaunches->device_waits)
         return false;
     bool ready = relaunch->graph ? !td__cuda.cuGraphExecKernelNodeSetParams_v2(
                                        relaunch->exec, relaunch->node, &node)

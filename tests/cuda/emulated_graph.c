@@ -123,6 +123,9 @@ static struct recording *new_recording(void)
 EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
 {
     COUNTED;
+    const char *fails = getenv("EMULATED_CUDA_FAIL");
+    if (fails && !strcmp(fails, "cuGraphCreate"))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     *graph = (CUgraph)new_recording();

@@ -261,6 +261,11 @@ static void launch_in_spite_of(const char *function)
     unsetenv("EMULATED_CUDA_FAIL");
 }
 
+TEST(a_launch_whose_graph_cannot_be_created)
+{
+    launch_in_spite_of("cuGraphCreate");
+}
+
 TEST(a_launch_whose_graph_cannot_be_made)
 {
     launch_in_spite_of("cuGraphAddKernelNode_v2:1");
