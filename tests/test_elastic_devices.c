@@ -9,7 +9,10 @@
 
 #include <tandem/tandem.h>
 
+#include <malloc.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const td_fsdp_options full = {.min_parameters = 400},
                              kept = {.strategy = TD_SHARD_GRAD_OP, .min_parameters = 400},
@@ -95,6 +98,94 @@ DIES(hybrid_dies, 4, &two_hosts, &hybrid, {1, "slice", 3, 0}, {2, "updated", 6, 
 DIES(whole_dies, 3, &shm, &whole, {1, "updated", 4, 0})
 DIES(offloaded_dies, 4, &shm, &offloaded, {1, "slice", 3, 0}, {2, "updated", 6, 0})
 DIES(tiers_die, 3, &shm, &tiers, {0, "ready", 4, 0})
+
+/* ---- Copies of the last step are under way ------------------------------------------------------------------------- */
+
+/* Trains a model of which each rank has a part, and whose copies take long; `probe` may be NULL. Returns how many ranks are left. */
+static int train_wide(const char *device, td_elastic_slice_fn slice,
+                      td_status (*probe)(const char *, td_elastic *), td_status expected)
+{
+    struct elastic_plan plan = {.device = device};
+    td_dataset *dataset = make_dataset();
+    td_manual_seed(5);
+    td_module *net = td_sequential(td_linear(IN, 4000), td_relu(), td_linear(4000, OUT), NULL);
+    CHECK(net && dataset);
+    CHECK_OK(td_module_to(net, td_device_get(plan.device)));
+    td_optimizer *adam = td_adam(net, &(td_adam_options){.lr = 0.01});
+    td_elastic *elastic = td_elastic_create(
+        &(td_elastic_options){.training = {.model = net, .optimizer = adam},
+                              .fsdp = &full,
+                              .dataset = dataset,
+                              .slices = SLICES,
+                              .slice_size = EACH});
+    CHECK(elastic);
+    td__elastic_probe = probe;
+    CHECK_EQ(td_elastic_run(elastic, 8, slice, &plan), expected);
+    td__elastic_probe = NULL;
+    int left = expected ? 0 : td_elastic_world(elastic);
+    td_elastic_destroy(elastic);
+    td_optimizer_destroy(adam);
+    td_dataset_release(dataset);
+    return left;
+}
+
+static td_status fail_in_step_two(td_elastic_slice *slice, void *plan)
+{
+    return slice->step == 2 ? td_fail(TD_ERR_INVALID, "a failure of the program")
+                            : pass(slice, plan);
+}
+
+/* What the thread of the copies uses is there until it has ended: freed memory has other bytes. */
+static const char *begin_late(void)
+{
+    mallopt(M_PERTURB, 0x55);
+    open_world(&shm, 0);
+    return prepare(2000);
+}
+
+RANKS(slice_fails_while_copies_run, .ranks = 1, .deadline_s = 60)
+{
+    train_wide(begin_late(), fail_in_step_two, NULL, TD_ERR_INVALID);
+}
+
+static td_status leave(const char *moment, td_elastic *elastic)
+{
+    if (!strcmp(moment, "agreed") && td__elastic_committed(elastic) == 1)
+        atomic_store(&elastic->leaves, true);
+    return TD_OK;
+}
+
+RANKS(leaves_while_copies_run, .ranks = 1, .deadline_s = 60)
+{
+    train_wide(begin_late(), pass, leave, TD_OK);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* The copies of a rank have not ended when the group is aborted. Those of the others have, and wait for them. */
+static td_status abort_while_copies_run(const char *moment, td_elastic *elastic)
+{
+    static bool held, met;
+    if (!held && !strcmp(moment, "updated") && td__elastic_committed(elastic) == 4) {
+        held = true;
+        toy_limit_copies(0, td_test_rank() == 2 ? 0 : -1);
+    }
+    if (!held || met || strcmp(moment, "fetch"))
+        return TD_OK;
+    met = true;
+    td_test_barrier();
+    if (td_test_rank() == 2) {
+        CHECK_OK(td_group_abort(elastic->all));
+        toy_limit_copies(0, -1);
+    }
+    return TD_OK;
+}
+
+RANKS(aborted_while_others_exchange, .ranks = 4, .deadline_s = 60)
+{
+    open_world(&two_hosts, 0);
+    CHECK_EQ(train_wide(prepare(0), pass, abort_while_copies_run, TD_OK), 4);
+    CHECK_OK(td_destroy_process_group());
+}
 
 /* ---- Others come --------------------------------------------------------------------------------------------------- */
 

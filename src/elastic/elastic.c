@@ -78,9 +78,9 @@ static td_status advance(td_elastic *elastic, int64_t steps, bool *begun, bool *
     td__watch_now(elastic, false);
     if (!elastic->entered)
         return td__elastic_enter(elastic);
-    if (atomic_load(&elastic->leaves)) { /* the others find it gone, and go on */
+    if (atomic_load(&elastic->leaves)) { /* the others find it gone, and go on from its copies */
         *done = true;
-        return TD_OK;
+        return elastic->replica->ops->kept ? elastic->replica->ops->kept(elastic->replica) : TD_OK;
     }
     if (!is_over(elastic, steps)) {
         *begun = true;
@@ -113,6 +113,13 @@ static td_status run(td_elastic *elastic, int64_t steps)
     return status;
 }
 
+static void leave_groups(td_elastic *elastic)
+{
+    if (elastic->replica && elastic->replica->ops->end_copies)
+        elastic->replica->ops->end_copies(elastic->replica);
+    td__elastic_leave_groups(elastic);
+}
+
 /* Why this rank gives up is not changed by what follows. */
 static void give_up(td_elastic *elastic, td_status status)
 {
@@ -126,7 +133,7 @@ static void give_up(td_elastic *elastic, td_status status)
     if (elastic->replica && !elastic->ready)
         elastic->replica->ops->undo(elastic->replica);
     elastic->gave_up = true;
-    td__elastic_leave_groups(elastic);
+    leave_groups(elastic);
     td_destroy_process_group();
     td__error_restore(&error);
 }
@@ -313,7 +320,7 @@ void td_elastic_destroy(td_elastic *elastic)
     if (elastic->all && elastic->admits && elastic->rank == 0 && !atomic_load(&elastic->leaves))
         td__root_welcome(elastic->all, false);
     if (elastic->all)
-        td__elastic_leave_groups(elastic);
+        leave_groups(elastic);
     td__watch_free(elastic);
     td__samples_free(elastic->samples);
     if (elastic->replica)

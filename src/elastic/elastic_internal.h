@@ -80,6 +80,8 @@ struct td__elastic_replica_ops {
     td_status (*keep)(struct td__elastic_replica *replica, td_elastic *elastic);
     /** Waits until copies of this rank's part are where they outlive it. */
     td_status (*kept)(struct td__elastic_replica *replica);
+    /** Ends the copies, before groups are freed that they use. */
+    void (*end_copies)(struct td__elastic_replica *replica);
     /** Divides the newest state that is whole among elastic->all, and copies it. No call is under way. Can be called again when
      *  it has failed. TD_ERR_PEER on a group that works: a part is lost. Collective. */
     td_status (*restore)(struct td__elastic_replica *replica, td_elastic *elastic,

@@ -104,18 +104,32 @@ static td_status sharded_compute(struct td__elastic_replica *base, td_elastic *e
     return spread(replica, elastic, status);
 }
 
+/* Calls that wait for ranks which have given up, since a group is broken, end. */
+static void abort_calls(struct sharded_replica *replica)
+{
+    struct td__fsdp *fsdp = td__fsdp_of(replica->model);
+    td__fsdp_abort(fsdp);
+    struct td__error error;
+    td__error_save(&error);
+    bool broken = td__fsdp_group_state(fsdp);
+    td__error_restore(&error);
+    if (broken) {
+        td__mirror_abort(replica->mirror);
+        td__mirror_abort(replica->next);
+    }
+}
+
 /* What a step has left half done is dropped when the shards are made anew. */
 static td_status sharded_undo(struct td__elastic_replica *base)
 {
-    td__fsdp_abort(td__fsdp_of(of(base)->model));
+    abort_calls(of(base));
     return TD_OK;
 }
 
 static td_status sharded_commit(struct td__elastic_replica *base, td_elastic *elastic)
 {
     struct sharded_replica *replica = of(base);
-    return spread(replica, elastic,
-                  td__elastic_update(elastic, &replica->parts, replica->model));
+    return spread(replica, elastic, td__elastic_update(elastic, &replica->parts, replica->model));
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
@@ -263,8 +277,15 @@ static void end_copies(struct td__mirror *mirror)
 {
     struct td__error before;
     td__error_save(&before);
-    if (td__mirror_wait(mirror))
+    if (mirror && td__mirror_wait(mirror))
         td__error_undo(&before);
+}
+
+static void sharded_end_copies(struct td__elastic_replica *base)
+{
+    abort_calls(of(base));
+    end_copies(of(base)->mirror);
+    end_copies(of(base)->next);
 }
 
 static td_status divide(struct sharded_replica *replica, td_elastic *elastic,
@@ -385,6 +406,7 @@ static const struct td__elastic_replica_ops sharded_ops = {
     .free = sharded_free,
     .keep = sharded_keep,
     .kept = sharded_kept,
+    .end_copies = sharded_end_copies,
     .restore = sharded_restore,
     .generation = sharded_generation,
 };

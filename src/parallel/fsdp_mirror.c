@@ -200,10 +200,8 @@ static td_status exchange(struct td__mirror *mirror)
     return status;
 }
 
-/* By the thread. */
-static td_status run_copies(void *arg)
+static td_status copy_own(struct td__mirror *mirror)
 {
-    struct td__mirror *mirror = arg;
     struct header *header = header_of(mirror, mirror->rank);
     atomic_store(&header->steps[mirror->slot], 0);
     td_status status = td__copies_run(mirror->copies);
@@ -215,7 +213,28 @@ static td_status run_copies(void *arg)
         return status;
     }
     atomic_store(&header->steps[mirror->slot], mirror->step + 1);
-    return mirror->between ? exchange(mirror) : TD_OK;
+    return TD_OK;
+}
+
+void td__mirror_abort(struct td__mirror *mirror)
+{
+    struct td__error error;
+    td__error_save(&error);
+    if (mirror && mirror->between)
+        td_group_abort(mirror->between);
+    td__error_restore(&error);
+}
+
+/* By the thread. Where it fails on one rank, the others do not wait in the exchange for it. */
+static td_status run_copies(void *arg)
+{
+    struct td__mirror *mirror = arg;
+    td_status status = copy_own(mirror);
+    if (!status && mirror->between)
+        status = exchange(mirror);
+    if (status)
+        td__mirror_abort(mirror);
+    return status;
 }
 
 td_status td__mirror_wait(struct td__mirror *mirror)

@@ -60,11 +60,15 @@ td_status td__mirror_commit(struct td__mirror *mirror, int64_t step);
  *  has broken meanwhile: what they have run may have been garbage. */
 td_status td__mirror_wait(struct td__mirror *mirror);
 
+/** Ends copies that wait for another rank, here and there, as td_group_abort() does. What this rank copies itself goes on. NULL is
+ *  ignored. */
+void td__mirror_abort(struct td__mirror *mirror);
+
 /** How long copies have taken in the background so far, and of that how long td__mirror_wait() and td__mirror_commit() have
  *  waited. */
 void td__mirror_times(const struct td__mirror *mirror, int64_t *copy_ns, int64_t *wait_ns);
 
-/** NULL is ignored. Not collective. The module and the optimizer are alive. */
+/** NULL is ignored. Not collective. The module, its groups and the optimizer are alive, or td__mirror_wait() has returned. */
 void td__mirror_free(struct td__mirror *mirror);
 
 /**
