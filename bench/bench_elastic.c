@@ -9,8 +9,8 @@
  * has committed the next step of the smaller group: median, 99th percentile and slowest, and the median of a step.
  *
  * `cost` prints the time of a step, one line for each way of training: td_ddp() with the whole batch of a rank in one pass; in
- * passes of a slice, summed up without sync; in slices; and td_elastic; of the demo's network, or of a GPT-2 of two layers with
- * AdamW. `join` has a model of M million parameters with
+ * passes of a slice, summed up without sync; in slices; and td_elastic; then td_fsdp() in slices, and td_elastic with shards, which
+ * copies the state of each step beside the next one; of the demo's network, or of a GPT-2 of two layers with AdamW. `join` has a model of M million parameters with
  * Adam, whose last rank begins with other weights: it prints how long that one takes to get the state of the others. */
 #include "../examples/gpt2.h"
 #include "measure.h"
@@ -158,11 +158,25 @@ static void train_until_told(const char *url)
 
 /* ---- What it costs ------------------------------------------------------------------------------------------- */
 
-enum way { WHOLE, PASSES, IN_SLICES, ELASTIC, WAYS };
+enum way { WHOLE, PASSES, IN_SLICES, ELASTIC, SHARDED, ELASTIC_SHARDED, WAYS };
 
 static const char *const way_names[] = {"td_ddp(), one pass of the batch",
-                                        "td_ddp(), passes of a slice", "td_ddp() with slices",
-                                        "td_elastic"};
+                                        "td_ddp(), passes of a slice",
+                                        "td_ddp() with slices",
+                                        "td_elastic",
+                                        "td_fsdp() with slices",
+                                        "td_elastic with shards"};
+
+static bool has_slices(enum way way)
+{
+    return way == IN_SLICES || way == SHARDED;
+}
+
+static td_module *wrap(enum way way, td_module *net)
+{
+    return way == SHARDED ? td_fsdp(net, &(td_fsdp_options){.slices = SLICES})
+                          : td_ddp(net, &(td_ddp_options){.slices = way == IN_SLICES ? SLICES : 0});
+}
 
 static td_status pass(td_module *model, td_tensor *x, td_tensor *y)
 {
@@ -173,14 +187,16 @@ static td_status pass(td_module *model, td_tensor *x, td_tensor *y)
 }
 
 /* The loop that a program without td_elastic has. */
-static double time_ddp(enum way way, td_dataset *data)
+static double time_loop(enum way way, td_dataset *data)
 {
     int share = SLICES / ranks;
-    td_module *model = td_ddp(make_net(),
-                              &(td_ddp_options){.slices = way == IN_SLICES ? SLICES : 0});
+    td_module *model = wrap(way, make_net());
     td_optimizer *sgd = make_optimizer(model);
     td_sampler *sampler = td_distributed_sampler(
-        data, &(td_sampler_options){.slices = SLICES, .slice_size = SLICE, .drop_last = true});
+        data, &(td_sampler_options){.slices = SLICES,
+                                    .slice_size = SLICE,
+                                    .slices_apart = way == SHARDED,
+                                    .drop_last = true});
     td_loader *loader = td_loader_create(
         data, &(td_loader_options){.batch_size = way == WHOLE ? share * SLICE : SLICE,
                                    .sampler = sampler});
@@ -191,12 +207,12 @@ static double time_ddp(enum way way, td_dataset *data)
         int64_t begin = now_ns();
         td_slices slices = {0};
         td_batch b;
-        if (way == IN_SLICES)
+        if (has_slices(way))
             slices = td_slices_begin(model, step + WARM_UP);
         else
             bench_check(td_optimizer_zero_grad(sgd));
         for (int k = 0; k < (way == WHOLE ? 1 : share); k++) {
-            if (way == IN_SLICES && !td_slices_next(&slices))
+            if (has_slices(way) && !td_slices_next(&slices))
                 bench_die("%s", td_last_error());
             if (way == PASSES)
                 td_ddp_set_sync(model, k == share - 1);
@@ -204,7 +220,7 @@ static double time_ddp(enum way way, td_dataset *data)
                 bench_die("%s", td_last_error());
             bench_check(pass(model, b.input, b.target));
         }
-        if (way == IN_SLICES && td_slices_next(&slices))
+        if (has_slices(way) && td_slices_next(&slices))
             bench_die("a slice too many");
         bench_check(td_optimizer_step(sgd));
         if (step >= 0)
@@ -233,7 +249,7 @@ static void note_commit(const td_elastic_event *event, void *arg)
     commit_last = now;
 }
 
-static double time_elastic(td_dataset *data)
+static double time_elastic(td_dataset *data, const td_fsdp_options *fsdp)
 {
     td_elastic_stats stats;
     td_module *net = make_net();
@@ -242,6 +258,7 @@ static double time_elastic(td_dataset *data)
     commit_count = 0;
     td_elastic *training = td_elastic_create(
         &(td_elastic_options){.training = {.model = net, .optimizer = sgd},
+                              .fsdp = fsdp,
                               .dataset = data,
                               .slices = SLICES,
                               .slice_size = SLICE,
@@ -251,13 +268,21 @@ static double time_elastic(td_dataset *data)
     bench_check(training ? TD_OK : td_last_status());
     bench_check(td_elastic_run(training, steps + WARM_UP, slice_of_net, NULL));
     bench_check(td_elastic_get_stats(training, &stats));
-    board->agreement_ms = stats.agreement_ms;
+    if (!fsdp)
+        board->agreement_ms = stats.agreement_ms;
     td_elastic_destroy(training);
     td_optimizer_destroy(sgd);
     bench_sort(commit_times, (size_t)commit_count);
     double ms = (double)bench_at(commit_times, (size_t)commit_count, 0.5) / 1e6;
     free(commit_times);
     return ms;
+}
+
+static double time_way(enum way way, td_dataset *data)
+{
+    if (way == ELASTIC_SHARDED)
+        return time_elastic(data, &(td_fsdp_options){.strategy = TD_FULL_SHARD});
+    return way == ELASTIC ? time_elastic(data, NULL) : time_loop(way, data);
 }
 
 /* In turns, so that what else the machine does meets all ways alike. */
@@ -269,15 +294,14 @@ static void measure_cost(const char *url)
     td_dataset *data = make_data();
     for (int turn = 0; turn < TURNS; turn++)
         for (int way = 0; way < WAYS; way++)
-            us[way][turn] = (int64_t)(1e3 * (way == ELASTIC ? time_elastic(data)
-                                                            : time_ddp((enum way)way, data)));
+            us[way][turn] = (int64_t)(1e3 * time_way((enum way)way, data));
     td_dataset_release(data);
     bench_check(td_destroy_process_group());
     double usual = 0;
     for (int way = 0; way < WAYS && rank == 0; way++) {
         bench_sort(us[way], TURNS);
         double ms = (double)bench_at(us[way], TURNS, 0.5) / 1e3;
-        usual = way == PASSES ? ms : usual;
+        usual = way == PASSES || way == SHARDED ? ms : usual;
         printf("%-32s  %7.3f ms a step", way_names[way], ms);
         printf(usual > 0 ? "  %+5.1f %%\n" : "\n", 100 * (ms / usual - 1));
     }
