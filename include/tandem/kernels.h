@@ -405,8 +405,8 @@ typedef struct td_kernels {
                                  const td_tensor *bias, td_tensor *running_mean,
                                  td_tensor *running_var, bool training, double momentum,
                                  double eps);
-    /** grad_residual is grad_y, and 0 where `out` is not above 0. It must not be NULL with a residual, and is NULL without
-     *  one; each of the other three results may be NULL. */
+    /** grad_residual is grad_y, and 0 where `out` is not above 0. Neither of the two is NULL with a residual; without one
+     *  grad_residual is NULL, and `out` may be. Each of the other three results may be NULL. */
     td_status (*batch_norm_relu_grad)(td_tensor *grad_x, td_tensor *grad_residual,
                                       td_tensor *grad_weight, td_tensor *grad_bias,
                                       const td_tensor *grad_y, const td_tensor *x,

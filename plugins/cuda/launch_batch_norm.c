@@ -178,7 +178,7 @@ td_status td__cuda_batch_norm_relu_grad(td_tensor *grad_x, td_tensor *grad_resid
         .out = data_of(grad_x),
         .x = td_tensor_data(x),
         .grad_y = td_tensor_data(grad_y),
-        .result = td_tensor_data(out),
+        .result = data_of(out),
         .grad_residual = data_of(grad_residual),
         .weight = vector_of(weight),
         .grad_weight = vector_of(grad_weight),
